@@ -1,0 +1,33 @@
+# The README's own commands. `.venv` is made on first use and again when its pins change.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test check bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up .venv (a few minutes the first time) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Rondo needs Python 3.11 or newer")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## train a small model by reinforcement learning while you watch
+	@$(BIN)/rondo demo
+
+test: $(READY)  ## all tests that need neither a GPU nor a heavy install
+	$(BIN)/python -m pytest tests
+
+check: $(READY)  ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## figures, side by side in one run
+	$(BIN)/python bench/engine.py
+	$(BIN)/python bench/overlap.py
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

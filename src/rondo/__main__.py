@@ -1,0 +1,3 @@
+from rondo.cli import main
+
+main()

@@ -1,0 +1,104 @@
+"""Plugs shared-prompt attention into transformers' registries, so that any decoder it supports can use it.
+
+A packed row goes through the model's own layers; only the attention function differs, and it receives the row's
+plan through a keyword that transformers hands down from the model's `forward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from rondo.attention.layout import Layout, separate_layout, shared_prompt_layout
+from rondo.attention.reference import dense_attention
+from rondo.attention.split import SplitPlan, split_attention, split_plan
+from rondo.errors import ModelError
+
+SPLIT = "rondo_split"
+DENSE = "rondo_dense"
+
+
+def _split(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    rondo_plan: SplitPlan,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    return split_attention(query, key, value, plan=rondo_plan, scaling=scaling), None
+
+
+def _dense(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    rondo_plan: Layout,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    return dense_attention(query, key, value, layout=rondo_plan, scaling=scaling), None
+
+
+AttentionInterface.register(SPLIT, _split)
+AttentionInterface.register(DENSE, _dense)
+for _name in (SPLIT, DENSE):
+    AttentionMaskInterface.register(_name, lambda *args, **kwargs: None)
+
+
+def hidden_states(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
+    """The last layer's states [N, C] at the positions that predict a response token."""
+    implementation = model.config._attn_implementation
+    plan = layout if implementation == DENSE else split_plan(layout, model.dtype)
+    output = model.base_model(
+        input_ids=layout.tokens_T.unsqueeze(0),
+        position_ids=layout.positions_T.unsqueeze(0),
+        attention_mask=None,
+        use_cache=False,
+        rondo_plan=plan,
+    )
+    states: torch.Tensor = output.last_hidden_state[0]
+    return states[layout.source_N]
+
+
+def adopt(model: PreTrainedModel, implementation: str = SPLIT) -> None:
+    """Put `model` on shared-prompt attention, or say why it cannot be.
+
+    What the config does not tell is found by trying: a short packed row must give the log-probs that the model
+    gives for separate rows by its own attention.
+    """
+    name = type(model).__name__
+    if kinds := sorted(set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}):
+        raise ModelError(f"{name} has {', '.join(kinds)} layers: shared-prompt attention needs full attention")
+    prompt, responses = [1, 2, 3, 1], [[2, 1, 3], [3, 3], [1]]
+    expected = [_own_logps(model, prompt, response) for response in responses]
+    model.set_attn_implementation(implementation)
+    for layout in (separate_layout([(prompt, responses)]), shared_prompt_layout([(prompt, responses)])):
+        found = _packed_logps(model, layout)
+        tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1
+        gap = (found - torch.cat(expected)).abs().max().item()
+        if not gap <= tolerance:
+            raise ModelError(
+                f"{name} cannot be trained on packed rows: its log-probs there are off by {gap:.3g} from its own "
+                "(its attention or its output head does more than transformers' common interface tells)"
+            )
+
+
+@torch.no_grad()
+def _own_logps(model: PreTrainedModel, prompt: list[int], response: list[int]) -> torch.Tensor:
+    ids = torch.tensor([prompt + response], device=model.device)
+    logps: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+    return logps[len(prompt) - 1 : -1].gather(-1, ids[0, len(prompt) :, None])[:, 0].cpu()
+
+
+@torch.no_grad()
+def _packed_logps(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
+    layout = layout.to(model.device)
+    logits: torch.Tensor = model.get_output_embeddings()(hidden_states(model, layout))
+    return logits.float().log_softmax(-1).gather(-1, layout.target_N[:, None])[:, 0].cpu()

@@ -1,0 +1,132 @@
+"""The command line. Nothing heavy is imported until a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rondo.errors import RondoError
+
+app = typer.Typer(
+    name="rondo",
+    help="On-policy reinforcement learning for language models, at asynchronous speed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(help="TOML config; see configs/.", metavar="FILE")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; repeatable.")
+]
+RunDir = Annotated[Path | None, typer.Option(help="The run's folder, instead of runs/NAME.")]
+
+
+@app.command()
+def train(
+    file: ConfigFile,
+    set_: Set = None,
+    run_dir: RunDir = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved config and check model, data and rewards.")
+    ] = False,
+) -> None:
+    """Train a model."""
+    from rondo.config import read_config
+
+    overrides = list(set_ or [])
+    if run_dir is not None:
+        overrides.append(f"run.folder='{run_dir}'")
+    config = read_config(file, overrides)
+    if dry_run:
+        from rondo.launch.preflight import check, check_prompts
+
+        typer.echo(config.model_dump_json(indent=2))
+        check(config)
+        check_prompts(config)
+        typer.echo("model, data and rewards were found")
+        return
+    from rondo.launch.local import launch
+
+    launch(config, resume=resume)
+
+
+@app.command()
+def demo(
+    set_: Set = None,
+    run_dir: Annotated[Path, typer.Option(help="The run's folder; an earlier demo there is replaced.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Train the small model that ships with Rondo on arithmetic, in about three minutes on two cores."""
+    from rondo.config import ASSETS, read_config
+    from rondo.launch.local import launch
+
+    config = read_config(ASSETS / "arithmetic" / "demo.toml", [*(set_ or []), f"run.folder='{run_dir}'"])
+    launch(config, overwrite=True)
+    typer.echo("")
+    typer.echo("Try next, to see what the overlap brings: the same run, training only when all is generated:")
+    typer.echo("  rondo demo --set schedule.mode=synchronous --run-dir runs/demo-synchronous")
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Option(help="A folder in Hugging Face format, or a hub name.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 0,
+    slots: Annotated[int, typer.Option(help="Responses decoded at once.")] = 64,
+    max_model_len: Annotated[int, typer.Option(help="Longest prompt plus response; 0: what the model allows.")] = 0,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="A sample's bits do not depend on its batch mates.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: all.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, or an accelerator's name.")] = "auto",
+    announce: Annotated[Path | None, typer.Option(help="File to write the address to when ready.")] = None,
+) -> None:
+    """Serve a model over HTTP: the embedded engine."""
+    from rondo.launch import lifeline
+
+    lifeline.hold()
+    from rondo.engines.server import serve as serve_model
+
+    serve_model(
+        model=model,
+        host=host,
+        port=port,
+        slots=slots,
+        max_model_len=max_model_len,
+        batch_invariant=batch_invariant,
+        dtype=dtype,
+        threads=threads,
+        device=device,
+        announce=announce,
+    )
+
+
+@app.command(hidden=True)
+def rank(folder: Path, resume: Annotated[bool, typer.Option("--resume")] = False) -> None:
+    """One trainer rank of the run in FOLDER; started by the launcher."""
+    from rondo.launch import lifeline
+
+    lifeline.hold()
+    from rondo.launch.rank import main as rank_main
+
+    raise typer.Exit(rank_main(folder, resume=resume))
+
+
+def main() -> None:
+    try:
+        app()
+    except RondoError as error:
+        sys.stdout.flush()
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""`rondo serve`: the embedded engine behind HTTP, in the subset of vLLM's API that Rondo uses.
+
+Three pieces run at the same time:
+- the event loop (the main thread) consumes HTTP calls and produces their answers; a handler waits on a future
+  that the engine's thread resolves, or is cancelled when its client leaves.
+- the engine's thread (worker.py) consumes commands from a queue and produces results; it waits for commands
+  when the engine is idle, and whoever puts one wakes it.
+- `_until_told` waits for SIGTERM, SIGINT or the death of the engine's thread, then ends the process: 0 when
+  told to, DiedError when the thread died. In between /health answers 500 with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import torch
+from aiohttp import web
+from transformers import AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from rondo.engines.dialect import (
+    Refusal,
+    Served,
+    Tokenizer,
+    completion,
+    error_body,
+    integer,
+    parse_call,
+    parse_object,
+)
+from rondo.engines.embedded import EmbeddedEngine
+from rondo.engines.servable import load_model
+from rondo.engines.updates import Announcement, UnreadableWeightsError
+from rondo.engines.worker import EngineWorker
+from rondo.errors import AddressError, DiedError, EngineError, PublicationError, RondoError
+
+_LARGEST_BODY = 64 << 20
+_LAST_WORDS_SECONDS = 1.0  # how long a server whose engine died still says so
+
+
+class Endpoints:
+    """One method per call of the dialect."""
+
+    def __init__(self, worker: EngineWorker, served: Served) -> None:
+        self._worker = worker
+        self._served = served
+        self._prefix_resets = 0
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_errors_as_sentences])
+        application.add_routes(
+            [
+                web.get("/health", self.health),
+                web.get("/v1/models", self.models),
+                web.get("/rondo/state", self.state),
+                web.post("/v1/completions", self.completions),
+                web.post("/pause", self.pause),
+                web.post("/resume", self.resume),
+                web.post("/reset_prefix_cache", self.reset_prefix_cache),
+                web.post("/start_weight_update", self.start_weight_update),
+                web.post("/update_weights", self.update_weights),
+                web.post("/finish_weight_update", self.finish_weight_update),
+            ]
+        )
+        return application
+
+    async def health(self, _: web.Request) -> web.Response:
+        if self._worker.died.done():
+            raise DiedError(self._worker.died.result())
+        return web.json_response({"status": "ok"})
+
+    async def models(self, _: web.Request) -> web.Response:
+        model = {
+            "id": self._served.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "rondo",
+            "max_model_len": self._served.max_model_len,
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def state(self, _: web.Request) -> web.Response:
+        engine = self._worker.engine
+        return web.json_response(
+            {
+                "boot": self._served.boot,
+                "version": engine.version,
+                "model": self._served.model,
+                "slots": engine.slots.count,
+                "running": engine.running,
+                "waiting": engine.waiting,
+                "max_model_len": engine.max_model_len,
+                "batch_invariant": engine.batch_invariant,
+                "paused": engine.paused,
+                "busy_seconds": engine.busy_seconds,
+                "tokens": engine.tokens,
+                "prefix_resets": self._prefix_resets,
+            }
+        )
+
+    async def completions(self, http: web.Request) -> web.Response:
+        call = parse_call(await http.read(), self._served)
+        result = await self._worker.generate(call.request)
+        return web.json_response(completion(call, result, self._served))
+
+    async def pause(self, http: web.Request) -> web.Response:
+        mode = http.query.get("mode", "abort")  # vLLM's default
+        if mode not in ("wait", "abort"):
+            raise Refusal(f"mode = {mode} is not served: use wait or abort")
+        if not await self._worker.pause(abort=mode == "abort"):
+            raise Refusal("resumed before the running requests had finished", status=409)
+        return web.json_response({"status": "paused"})
+
+    async def resume(self, _: web.Request) -> web.Response:
+        await self._worker.call(self._worker.resume)
+        return web.json_response({"status": "resumed"})
+
+    async def reset_prefix_cache(self, _: web.Request) -> web.Response:
+        # No prompt outlives its request here, so there is nothing to drop.
+        self._prefix_resets += 1
+        return web.json_response({"status": "ok"})
+
+    async def start_weight_update(self, _: web.Request) -> web.Response:
+        await self._worker.call(self._worker.updates.start)
+        return web.json_response({"status": "started"})
+
+    async def update_weights(self, http: web.Request) -> web.Response:
+        info = parse_object(await http.read()).get("update_info")
+        if not isinstance(info, dict):
+            raise Refusal("update_info is missing: send version, path and checksum in it")
+        path, checksum = info.get("path"), info.get("checksum")
+        if not isinstance(path, str) or not isinstance(checksum, str) or "version" not in info:
+            raise Refusal("update_info must hold version (an integer), path and checksum (strings)")
+        announced = Announcement(version=integer(info, "version", 0, low=0), checksum=checksum)
+        load = functools.partial(self._worker.updates.load, Path(path), announced)
+        await self._worker.call(load)
+        return web.json_response({"status": "loaded"})
+
+    async def finish_weight_update(self, _: web.Request) -> web.Response:
+        try:
+            checksum = await self._worker.call(self._worker.updates.finish)
+        except PublicationError:
+            await self._worker.call(self._worker.refuse_waiting)
+            raise
+        version = self._worker.engine.version
+        return web.json_response({"boot": self._served.boot, "version": version, "checksum": checksum})
+
+
+@web.middleware
+async def _errors_as_sentences(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RondoError as error:
+        status = _status(error)
+        return web.json_response(error_body(error, status), status=status)
+
+
+def _status(error: RondoError) -> int:
+    match error:
+        case Refusal():
+            return error.status
+        case UnreadableWeightsError():
+            return 400
+        case PublicationError() | EngineError():
+            return 409
+        case _:
+            return 500
+
+
+def serve(
+    *,
+    model: str,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    slots: int = 64,
+    max_model_len: int = 0,
+    batch_invariant: bool = False,
+    dtype: str = "float32",
+    threads: int = 0,
+    device: str = "auto",
+    announce: Path | None = None,
+) -> None:
+    """Serve a model until told to stop. `announce` is written once calls are answered."""
+    listener = _listen(host, port)  # first: a taken port should not cost the loading of a model
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    if threads:
+        torch.set_num_threads(threads)
+    loaded = load_model(model, dtype=dtype, device=_device(device))
+    engine = EmbeddedEngine(loaded, slots=slots, max_model_len=max_model_len, batch_invariant=batch_invariant)
+    url = f"http://{_printable(host)}:{listener.getsockname()[1]}"
+    served = describe(engine, model)
+
+    def ready() -> None:
+        if announce is not None:
+            aside = announce.with_name(announce.name + ".partial")
+            aside.write_text(json.dumps({"url": url, "pid": os.getpid(), "boot": served.boot}))
+            os.replace(aside, announce)
+        sys.stdout.write(f"serving {model} at {url} ({slots} slots)\n")
+        sys.stdout.flush()
+
+    asyncio.run(serve_engine(engine, served, listener, ready))
+
+
+async def serve_engine(
+    engine: EmbeddedEngine, served: Served, listener: socket.socket, ready: Callable[[], None]
+) -> None:
+    """Answer calls on `listener` until a signal comes; a death of the engine's thread is raised."""
+    worker = EngineWorker(engine, asyncio.get_running_loop())
+    runner = web.AppRunner(
+        Endpoints(worker, served).application(),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=0.2,
+    )
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    worker.start()
+    ready()
+    try:
+        await _until_told(worker)
+    finally:
+        await runner.cleanup()
+        worker.stop(seconds=5.0)
+
+
+async def _until_told(worker: EngineWorker) -> None:
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    waiting = asyncio.ensure_future(told.wait())
+    await asyncio.wait([waiting, worker.died], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if worker.died.done():
+        await asyncio.sleep(_LAST_WORDS_SECONDS)
+        raise DiedError(worker.died.result())
+
+
+def describe(engine: EmbeddedEngine, model: str) -> Served:
+    return Served(
+        model=model,
+        boot=secrets.token_hex(8),
+        vocabulary=engine.model.get_input_embeddings().num_embeddings,
+        max_model_len=engine.max_model_len,
+        eos=_eos(engine.model),
+        tokenizer=functools.cache(functools.partial(_tokenizer, model)),
+    )
+
+
+def _eos(model: PreTrainedModel) -> frozenset[int]:
+    ids: set[int] = set()
+    for config in (model.config, model.generation_config):
+        value = getattr(config, "eos_token_id", None)
+        ids.update([value] if isinstance(value, int) else value or [])
+    return frozenset(ids)
+
+
+def _tokenizer(model: str) -> Tokenizer | None:
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError):  # a model without one is served by token ids
+        return None
+    return tokenizer
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        raise AddressError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}): choose another port, or 0 for any free one"
+        ) from error
+
+
+def _printable(host: str) -> str:
+    return "127.0.0.1" if host in ("", "0.0.0.0") else host
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if accelerator is None else accelerator.type

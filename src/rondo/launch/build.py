@@ -1,0 +1,287 @@
+"""Builds one rank's run from the config: the only place where all parts are named together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from rondo.attention.hf import adopt
+from rondo.config import Config, asset_or_path
+from rondo.engines.client import HttpEngine
+from rondo.engines.pool import EnginePool
+from rondo.errors import AddressError, ConfigError, EngineError, ModelError
+from rondo.loop import Run
+from rondo.observe.console import Console
+from rondo.observe.lane import Lane
+from rondo.observe.recorder import Recorder
+from rondo.prompts.dataset import Dataset, read_rows
+from rondo.prompts.stream import PromptStream
+from rondo.prompts.template import Template
+from rondo.rewards.runner import RewardRunner
+from rondo.rollout.background import Background
+from rondo.rollout.evaluation import Evaluation
+from rondo.rollout.producer import Producer, ProducerSettings
+from rondo.stream.loader import Loader, LoaderSettings
+from rondo.stream.queue import GroupQueue
+from rondo.trainer.checkpoint import Checkpoints
+from rondo.trainer.objective.grpo import GRPO
+from rondo.trainer.optim import LearningRate, adamw
+from rondo.trainer.trainer import Trainer, TrainerSettings
+from rondo.trainer.tri_model import TriModel
+from rondo.types import Group, Sampling
+from rondo.weights.files import publication_folder
+from rondo.weights.publisher import Publisher
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A run and what must be closed after it."""
+
+    run: Run
+    tokenizer: Any
+    background: Background
+    session: aiohttp.ClientSession
+    scorer: RewardRunner
+
+    def close(self) -> None:
+        self.run.publisher.close()
+        self.background.call(self.scorer.close())
+        self.background.call(self.session.close())
+        self.background.close()
+
+
+def build(config: Config, folder: Path, *, queue: GroupQueue, console: Console) -> Built:
+    lane = Lane("preparing")
+    tokenizer = AutoTokenizer.from_pretrained(asset_or_path(config.model.path))
+    background = Background("producer")
+    scorer = _scorer(config, folder)
+    background.call(scorer.start())
+    trainer = build_trainer(config, lane)  # while the engines start
+    session = background.call(_session())
+    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
+    context = background.call(_join_engines(pool, session, config, folder))
+    template = Template(tokenizer=tokenizer, max_new_tokens=config.rollout.max_new_tokens, max_context=context)
+    prompts = _prompts(config, config.data.train, template, shuffle=config.data.shuffle)
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    recorder = Recorder(
+        folder=folder,
+        lane=lane,
+        engine_lanes=lambda: [seat.lane for seat in pool.seats],
+        trainer_tally=lambda: trainer.tally,
+        counters=lambda: {"request_retries": pool.retries, "reward_failures": scorer.failures},
+        decode=decode,
+        show=console.show,
+    )
+    producer = Producer(
+        background=background,
+        pool=pool,
+        scorer=scorer,
+        queue=queue,
+        decode=decode,
+        settings=_producer_settings(config, trainer.model.policy, tokenizer),
+        on_group=recorder.saw,
+    )
+    run = Run(
+        prompts=prompts,
+        producer=producer,
+        loader=_loader(config, queue, lane, console),
+        trainer=trainer,
+        publisher=Publisher(
+            folder=publication_folder(config.weights.folder, folder),
+            weights=lambda: published_weights(trainer, config.model.dtype),
+            receivers=lambda: [seat.engine for seat in pool.seats],
+            call=background.call,
+            lane=lane,
+        ),
+        evaluation=_evaluation(config, producer, template, lane, recorder),
+        recorder=recorder,
+        checkpoints=Checkpoints(
+            folder=folder / "checkpoints",
+            trainer=trainer,
+            cursor=lambda: prompts.dataset.cursor,
+            every=config.trainer.checkpoint_every,
+            keep=config.trainer.keep_checkpoints,
+            lane=lane,
+        ),
+    )
+    return Built(run=run, tokenizer=tokenizer, background=background, session=session, scorer=scorer)
+
+
+def build_trainer(config: Config, lane: Lane) -> Trainer:
+    device = _device(config.trainer.device)
+    kl = config.algorithm.kl
+    model = TriModel(
+        policy=_load(config.model.path, device),
+        keep_old=config.schedule.updates_per_period > 1,
+        reference=_load(config.model.path, device) if kl.coefficient > 0 else None,
+        temperature=config.rollout.temperature,
+    )
+    updates = config.schedule.updates_per_period
+    return Trainer(
+        model=model,
+        objective=GRPO(clip=config.algorithm.clip, kl_coefficient=kl.coefficient, kl_estimator=kl.estimator),
+        optimizer=adamw(model.named_parameters(), weight_decay=config.trainer.weight_decay, betas=config.trainer.betas),
+        learning_rate=LearningRate(
+            peak=config.trainer.learning_rate,
+            warmup=config.trainer.warmup_periods * updates,
+            total=config.schedule.periods * updates,
+            decay=config.trainer.decay,
+        ),
+        settings=TrainerSettings(
+            normalise=config.algorithm.normalise,
+            constant=config.rollout.max_new_tokens,
+            attention="separate" if config.trainer.attention == "separate" else "shared-prompt",
+            max_grad_norm=config.trainer.max_grad_norm,
+        ),
+        lane=lane,
+        device=device,
+    )
+
+
+def published_weights(trainer: Trainer, dtype: str) -> dict[str, torch.Tensor]:
+    target = getattr(torch, dtype)
+    return {
+        name: parameter.detach().to(dtype=target, device="cpu").contiguous()
+        for name, parameter in trainer.model.named_parameters()
+    }
+
+
+def _load(path: str, device: torch.device) -> PreTrainedModel:
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(asset_or_path(path), dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.path = {path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    adopt(model.eval())  # eval: dropout would make the trainer's policy another than the engine's
+    return model.to(device)
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found or torch.device("cpu")
+
+
+def _scorer(config: Config, folder: Path) -> RewardRunner:
+    rewards = config.rewards
+    return RewardRunner(
+        functions=rewards.functions,
+        weights=rewards.weights or (1.0,) * len(rewards.functions),
+        seconds=rewards.seconds,
+        on_error=rewards.on_error,
+        workers=rewards.workers,
+        log=folder / "logs" / "rewards.log",
+        evidence=folder / "evidence",
+    )
+
+
+async def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+
+async def _join_engines(pool: EnginePool, session: aiohttp.ClientSession, config: Config, folder: Path) -> int:
+    """Fill the pool; returns the longest context that every engine can serve."""
+    for url in await _addresses(config, folder):
+        engine = HttpEngine(url, session, seconds=config.engines.request_seconds)
+        try:
+            await pool.add(engine)
+        except EngineError as error:
+            raise AddressError(f"engines.urls: {url} is no engine that Rondo can drive: {error}") from None
+    return min(seat.state.max_model_len for seat in pool.seats)
+
+
+async def _addresses(config: Config, folder: Path) -> Sequence[str]:
+    """Given ones as they are; started ones as they announce themselves (the launcher watches that they live)."""
+    if config.engines.urls:
+        return config.engines.urls
+    paths = [folder / "engines" / f"engine-{number}.json" for number in range(config.engines.count)]
+    deadline = time.monotonic() + config.engines.start_seconds
+    while missing := [path.stem for path in paths if not path.exists()]:
+        if time.monotonic() > deadline:
+            raise EngineError(
+                f"{', '.join(missing)} not ready after engines.start_seconds = {config.engines.start_seconds:g}: "
+                f"see {folder / 'logs'}"
+            )
+        await asyncio.sleep(0.05)
+    return [json.loads(path.read_text())["url"] for path in paths]
+
+
+def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:
+    rows = read_rows(Path(asset_or_path(path)), config.data.prompt)
+    return PromptStream(dataset=Dataset(rows=rows, seed=config.run.seed, shuffle=shuffle), template=template)
+
+
+def _producer_settings(config: Config, policy: PreTrainedModel, tokenizer: Any) -> ProducerSettings:
+    rollout = config.rollout
+    stop = rollout.stop_token_ids or _eos_ids(policy, tokenizer)
+    if not stop:
+        raise ConfigError("the model names no end-of-sequence token: set rollout.stop_token_ids")
+    return ProducerSettings(
+        run_seed=config.run.seed,
+        group_size=rollout.group_size,
+        scale_advantages=config.algorithm.scale_advantages,
+        sampling=Sampling(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            max_tokens=rollout.max_new_tokens,
+            stop_token_ids=stop,
+        ),
+    )
+
+
+def _eos_ids(policy: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    configured = policy.generation_config.eos_token_id if policy.generation_config else None
+    if configured is None:
+        configured = tokenizer.eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return tuple(int(token) for token in ids if token is not None)
+
+
+def _loader(config: Config, queue: GroupQueue, lane: Lane, console: Console) -> Loader:
+    every_group_counts = config.algorithm.kl.coefficient > 0
+
+    def has_gradient(group: Group) -> bool:
+        return every_group_counts or any(group.advantages)
+
+    return Loader(
+        queue=queue,
+        settings=LoaderSettings(
+            groups=config.rollout.prompts_per_period,
+            updates=config.schedule.updates_per_period,
+            micro_tokens=config.trainer.micro_tokens,
+            synchronous=config.schedule.mode == "synchronous",
+            prompt_order=config.schedule.order == "prompt",
+        ),
+        has_gradient=has_gradient,
+        lane=lane,
+        on_silence=console.silence,
+        silence_seconds=config.launch.silence_seconds,
+    )
+
+
+def _evaluation(config: Config, producer: Producer, template: Template, lane: Lane, recorder: Recorder) -> Evaluation:
+    held_out = []
+    if config.data.eval:
+        stream = _prompts(config, config.data.eval, template, shuffle=False)
+        held_out = stream.take(min(config.eval.prompts or len(stream.dataset), len(stream.dataset)))
+    return Evaluation(
+        producer=producer,
+        prompts=held_out,
+        samples=config.eval.samples,
+        every=config.eval.every,
+        total=config.schedule.periods,
+        lane=lane,
+        on_result=recorder.evaluated,
+    )

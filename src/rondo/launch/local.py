@@ -1,0 +1,163 @@
+"""The local launcher: starts engines and trainer as child processes, watches them, tears them down.
+
+It only starts and watches: HTTP carries everything between the children. Waits for the trainer to end; an engine that
+ends first is an error with a name. Ctrl-C or SIGTERM asks the trainer to save and leave; a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from rondo.config import Config, asset_or_path
+from rondo.errors import ConfigError, DiedError, Interrupted, RondoError, UserError
+from rondo.launch.preflight import check
+from rondo.launch.processes import Child, end_all, write_processes
+
+POLL_SECONDS = 0.05
+
+
+def launch(config: Config, *, resume: bool = False, overwrite: bool = False) -> Path:
+    """Run `config` to its end; returns the run's folder. Raises what stopped it."""
+    check(config)
+    folder = _prepare(config, resume=resume, overwrite=overwrite)
+    launcher = LocalLauncher(config, folder, resume=resume)
+    try:
+        launcher.start()
+        launcher.watch()
+    finally:
+        launcher.close()
+    return folder
+
+
+class LocalLauncher:
+    def __init__(self, config: Config, folder: Path, *, resume: bool) -> None:
+        self._config = config
+        self._folder = folder
+        self._resume = resume
+        self._engines: list[Child] = []
+        self._trainer: Child | None = None
+        self._signals = 0
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def start(self) -> None:
+        """Engines and trainer at once; the trainer waits for the engines' announcements."""
+        engines = self._config.engines
+        for number in range(0 if engines.urls else engines.count):
+            self._engines.append(
+                Child(
+                    f"engine-{number}",
+                    self._engine_arguments(number),
+                    log=self._folder / "logs" / f"engine-{number}.log",
+                    cpus=engines.cpus[number] if engines.cpus else (),
+                )
+            )
+        self._trainer = Child(
+            "trainer-0",
+            ["rank", str(self._folder), *(["--resume"] if self._resume else [])],
+            log=self._folder / "logs" / "trainer-0.log",
+            cpus=self._config.trainer.cpus,
+            stdout=sys.stdout if _has_descriptor(sys.stdout) else None,
+        )
+        self._write_processes()
+
+    def watch(self) -> None:
+        assert self._trainer is not None
+        announced: set[str] = set()
+        while self._trainer.exit_code is None:
+            for engine in self._engines:
+                if engine.exit_code is not None:
+                    raise self._engine_died(engine)
+                path = self._folder / "engines" / f"{engine.role}.json"
+                if engine.role not in announced and path.exists():
+                    announced.add(engine.role)
+                    engine.address = json.loads(path.read_text())["url"]
+                    self._write_processes()
+            if self._signals >= 2:
+                raise Interrupted("stopped at once; the last checkpoint is what remains")
+            time.sleep(POLL_SECONDS)
+        if self._trainer.exit_code != 0:
+            raise self._trainer_died(self._trainer)
+
+    def close(self) -> None:
+        """The trainer first: it may still want to save, and its engines must not vanish under it."""
+        if self._signals >= 2:
+            for child in self._children():
+                child.end(time.monotonic())
+        if self._trainer is not None:
+            end_all([self._trainer])
+        end_all(self._engines)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _children(self) -> list[Child]:
+        return [*([self._trainer] if self._trainer else []), *self._engines]
+
+    def _engine_arguments(self, number: int) -> list[str]:
+        config, engines = self._config, self._config.engines
+        arguments = ["serve", "--model", asset_or_path(config.model.path), "--dtype", config.model.dtype]
+        arguments += ["--slots", str(engines.slots), "--device", engines.device]
+        arguments += ["--port", str(engines.base_port + number if engines.base_port else 0)]
+        arguments += ["--threads", str(engines.threads or share_of_cores(config))]
+        arguments += ["--max-model-len", str(engines.max_model_len)]
+        arguments += ["--announce", str(self._folder / "engines" / f"engine-{number}.json")]
+        return arguments + (["--batch-invariant"] if engines.batch_invariant else [])
+
+    def _write_processes(self) -> None:
+        write_processes(self._folder / "processes.json", self._children())
+
+    def _engine_died(self, engine: Child) -> RondoError:
+        if engine.exit_code == 2 and (sentence := engine.last_error()):
+            return UserError(sentence)
+        return DiedError(engine.obituary())
+
+    def _trainer_died(self, trainer: Child) -> RondoError:
+        path = self._folder / "error.json"
+        if path.exists():
+            error = json.loads(path.read_text())
+            raised = RondoError(error["message"])
+            raised.exit_code = error["exit_code"]
+            return raised
+        return DiedError(trainer.obituary())
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._trainer is not None:
+            self._trainer.ask_to_end()
+
+
+def share_of_cores(config: Config) -> int:
+    """Threads for one process when the cores are shared out evenly among the trainer and its engines."""
+    processes = 1 + (0 if config.engines.urls else config.engines.count)
+    return max(1, len(os.sched_getaffinity(0)) // processes)
+
+
+def _prepare(config: Config, *, resume: bool, overwrite: bool) -> Path:
+    folder = config.run.path.absolute()
+    if overwrite:
+        shutil.rmtree(folder, ignore_errors=True)
+    if (folder / "metrics.jsonl").exists() and not resume:
+        raise ConfigError(f"{folder} already holds a run: go on with --resume, or choose another --run-dir")
+    if resume and not (folder / "config.json").exists():
+        raise ConfigError(f"{folder} holds no run to resume: start it without --resume")
+    for name in ("logs", "engines"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for stale in [*(folder / "engines").glob("*.json"), folder / "error.json"]:
+        stale.unlink(missing_ok=True)
+    config.write(folder / "config.json")
+    return folder
+
+
+def _has_descriptor(stream: object) -> bool:
+    """Captured output (a notebook, a test) may not be a real file; the trainer's lines then go to its log."""
+    try:
+        stream.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError):
+        return False
+    return True

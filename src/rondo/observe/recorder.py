@@ -1,0 +1,111 @@
+"""What a run leaves on disk: `metrics.jsonl` (a line per period), `evals.jsonl` and `samples.jsonl`.
+
+`saw` is called by the producer's thread for every group, the rest by the trainer's; a period's groups have all been
+seen before it is finished.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rondo.observe.lane import Lane
+from rondo.observe.metrics import Tally
+from rondo.types import Group
+
+SAMPLES = 4  # responses of one group that are kept per period, to read
+
+
+class Recorder:
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        lane: Lane,
+        engine_lanes: Callable[[], Sequence[Lane]],
+        trainer_tally: Callable[[], Tally],
+        counters: Callable[[], dict[str, float]],
+        decode: Callable[[Sequence[int]], str],
+        show: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._folder = folder
+        self._lane = lane
+        self._engine_lanes = engine_lanes
+        self._trainer_tally = trainer_tally
+        self._counters = counters
+        self._decode = decode
+        self._show = show
+        self._tally = Tally()
+        self._first: Group | None = None
+        self._eval: float | None = None
+
+    def saw(self, group: Group) -> None:
+        tally, count = self._tally, len(group.rewards)
+        tally.mean("reward_mean", sum(group.rewards), count)
+        tally.mean("_reward_square", sum(reward * reward for reward in group.rewards), count)
+        for name, values in group.reward_parts.items():
+            tally.mean(f"reward/{name}", sum(values), count)
+        lengths = [len(response.token_ids) for response in group.answer.responses]
+        tally.mean("length_mean", sum(lengths), count)
+        tally.maximum("length_max", max(lengths))
+        tally.mean("cut_fraction", sum(not response.stopped for response in group.answer.responses), count)
+        tally.add("tokens", sum(lengths))
+        tally.add("prompt_tokens", len(group.prompt.token_ids))
+        tally.add("groups", 1)
+        if group.index == 0:
+            self._first = group
+
+    def evaluated(self, version: int, reward: float) -> None:
+        self._eval = reward
+        self._append("evals.jsonl", {"version": version, "reward_mean": reward})
+        if version == 0:
+            self._show({"eval_reward": reward, "version": 0})
+
+    def begin(self) -> None:
+        """Time starts to count here: what came before is no part of a period."""
+        for lane in (self._lane, *self._engine_lanes()):
+            lane.take()
+
+    def finish(self, period: int) -> None:
+        seen, self._tally = self._tally.read(), Tally()
+        variance = max(0.0, seen.pop("_reward_square") - seen["reward_mean"] ** 2)
+        trainer_seconds = self._lane.take()
+        line: dict[str, Any] = {"period": period, "version": period}
+        line |= seen | {"reward_std": variance**0.5} | self._trainer_tally().read() | self._counters()
+        line["seconds"] = sum(trainer_seconds.values())
+        line["trainer_seconds"] = trainer_seconds
+        line["engine_seconds"] = [lane.take() for lane in self._engine_lanes()]
+        if self._eval is not None:
+            line["eval_reward"], self._eval = self._eval, None
+        self._append("metrics.jsonl", line)
+        if self._first is not None:
+            self._write_samples(self._first)
+        self._show(line)
+
+    def _write_samples(self, group: Group) -> None:
+        for number, response in enumerate(group.answer.responses[:SAMPLES]):
+            sample = {
+                "period": group.period,
+                "ordinal": group.prompt.ordinal,
+                "sample": number,
+                "prompt": group.prompt.text,
+                "completion": self._decode(response.token_ids),
+                "reward": group.rewards[number],
+                "stopped": response.stopped,
+            }
+            self._append("samples.jsonl", sample)
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        with (self._folder / name).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def forget_from(folder: Path, period: int) -> None:
+    """Drop the lines of periods that a resumed run will train again, so that every period has one line."""
+    for name, key in (("metrics.jsonl", "period"), ("samples.jsonl", "period"), ("evals.jsonl", "version")):
+        path = folder / name
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if json.loads(line)[key] < period]
+            path.write_text("".join(line + "\n" for line in kept))

@@ -1,0 +1,53 @@
+"""One background thread with one asyncio loop: where everything that waits on the network lives.
+
+The trainer's thread hands it coroutines: `call` waits for the result, `spawn` does not (and reports a failure to the
+given handler, so that no task dies silently). `close` cancels what is left and joins the thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Background:
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupt of the caller must not leave the work running
+            raise
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], *, on_error: Callable[[BaseException], None]) -> None:
+        def ended(future: Future[None]) -> None:
+            if not future.cancelled() and (error := future.exception()) is not None:
+                on_error(error)
+
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).add_done_callback(ended)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()

@@ -1,0 +1,71 @@
+"""Policy, old policy and reference: one layout, one code path, one micro-step.
+
+The old policy exists only when a period has several updates (with one, it *is* the policy), the reference only when
+there is a KL term. Neither ever has a gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from rondo.attention.hf import hidden_states
+from rondo.attention.layout import Layout
+from rondo.trainer.logprobs import token_logps
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriLogps:
+    policy_N: torch.Tensor  # with gradient
+    old_N: torch.Tensor
+    reference_N: torch.Tensor | None
+
+
+class TriModel:
+    def __init__(
+        self,
+        *,
+        policy: PreTrainedModel,
+        keep_old: bool,
+        reference: PreTrainedModel | None,
+        temperature: float,
+    ) -> None:
+        self.policy = policy
+        self.old = _frozen(copy.deepcopy(policy)) if keep_old else None
+        self.reference = _frozen(reference) if reference is not None else None
+        self._temperature = temperature
+
+    def begin_period(self) -> None:
+        """The policy that generates this period becomes the old policy; never in the middle of one."""
+        if self.old is not None:
+            with torch.no_grad():
+                for held, current in zip(self.old.parameters(), self.policy.parameters(), strict=True):
+                    held.copy_(current)
+
+    def logps(self, layout: Layout) -> TriLogps:
+        policy_N = self._score(self.policy, layout)
+        with torch.no_grad():
+            old_N = policy_N.detach() if self.old is None else self._score(self.old, layout)
+            reference_N = None if self.reference is None else self._score(self.reference, layout)
+        return TriLogps(policy_N=policy_N, old_N=old_N, reference_N=reference_N)
+
+    def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """The policy's, tied ones once."""
+        return list(self.policy.named_parameters())
+
+    def _score(self, model: PreTrainedModel, layout: Layout) -> torch.Tensor:
+        head = model.get_output_embeddings()
+        return token_logps(
+            head,
+            hidden_states(model, layout),
+            layout.target_N,
+            temperature=self._temperature,
+            vocabulary=head.weight.shape[0],
+        )
+
+
+def _frozen(model: PreTrainedModel) -> PreTrainedModel:
+    return model.requires_grad_(False).eval()
