@@ -87,7 +87,7 @@ def test_a_value_where_a_section_belongs_is_said_so() -> None:
 
 
 def test_a_missing_key_is_named() -> None:
-    with pytest.raises(ConfigError, match="config: data.train is missing and has no default$"):
+    with pytest.raises(ConfigError, match=r"config: data.train is missing and has no default$"):
         parse_config({**tree(), "data": {}})
     with pytest.raises(ConfigError, match=r"config: model is missing and has no default \(and 2 more\)$"):
         parse_config({})

@@ -72,7 +72,7 @@ def test_passes_and_seeds_differ_in_order() -> None:
 
 
 def test_the_order_is_the_same_on_every_machine() -> None:
-    assert places(make_dataset(8, seed=7).take(16)) == [4, 5, 1, 7, 6, 0, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert places(make_dataset(8, seed=7).take(16)) == [4, 0, 1, 3, 7, 2, 6, 5, 1, 2, 6, 5, 0, 3, 4, 7]
 
 
 def test_the_order_does_not_depend_on_python_s_own_hash_seed() -> None:
@@ -144,7 +144,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="rows.jsonl holds no rows"):
+    with pytest.raises(DataError, match=r"rows.jsonl holds no rows"):
         read_rows(write(tmp_path, "", " "))
 
 

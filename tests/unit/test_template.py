@@ -98,5 +98,5 @@ def test_a_prompt_that_leaves_no_room_for_the_response_is_refused(tokenizer: Any
 
 def test_a_prompt_without_tokens_is_refused(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ '' }}"
-    with pytest.raises(DataError, match="data row 3 .*: the prompt has no tokens"):
+    with pytest.raises(DataError, match=r"data row 3 .*: the prompt has no tokens"):
         make_template(tokenizer).render(chat_row())

@@ -18,6 +18,8 @@ from rondo.engines.embedded import Request, Result, Sample
 from rondo.errors import EngineError
 from rondo.types import Sampling
 
+_KINDS = {400: "BadRequestError", 409: "ConflictError", 503: "ServiceUnavailableError"}
+
 _MAX_SAMPLES = 4096
 _MIN_TEMPERATURE = 1e-6  # below, logits / temperature overflows
 
@@ -164,7 +166,7 @@ def completion(call: Call, result: Result, served: Served) -> dict[str, Any]:
 
 
 def error_body(error: Exception, status: int) -> dict[str, Any]:
-    kind = "BadRequestError" if isinstance(error, Refusal) and status < 500 else type(error).__name__
+    kind = _KINDS.get(status, "ServerError") if isinstance(error, Refusal) else type(error).__name__
     return {"error": {"message": str(error), "type": kind, "code": status}}
 
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from rondo.engines.keyvalues import Decode, KeyValues, PromptState
 from rondo.engines.sampling import sample
-from rondo.engines.servable import make_servable, run_prompts, run_tokens
+from rondo.engines.servable import longest_sequence, make_servable, run_prompts, run_tokens
 from rondo.engines.slots import Finish, Slots
 from rondo.types import Sampling
 
@@ -81,16 +81,15 @@ class EmbeddedEngine:
         max_model_len: int = 0,
         batch_invariant: bool = False,
     ) -> None:
-        positions = getattr(model.config, "max_position_embeddings", None) or _DEFAULT_LENGTH
         self.model = model
-        self.max_model_len = max_model_len or min(positions, _DEFAULT_LENGTH)
+        self.max_model_len = max_model_len or min(longest_sequence(model), _DEFAULT_LENGTH)
         self.batch_invariant = batch_invariant
         self.version = BASE_VERSION
         self.paused = False
         self.busy_seconds = 0.0
         self.tokens = 0
         self.slots = Slots(slots, self.max_model_len)
-        example = make_servable(model, self.max_model_len)
+        example = make_servable(model, self.max_model_len, batch_invariant=batch_invariant)
         length = self.max_model_len if batch_invariant else min(self.max_model_len, 256)
         self._cache = KeyValues(like=example, slots=slots, length=length)
         self._device = example.logits.device

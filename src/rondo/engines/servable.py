@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rondo.errors import ModelError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PROBE = 8  # tokens
 
 
@@ -70,8 +72,13 @@ def run_tokens(model: PreTrainedModel, ids_R: torch.Tensor, positions_R: torch.T
     return logits[:, -1]
 
 
+def longest_sequence(model: PreTrainedModel) -> int:
+    """Tokens of context that the model was made for."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+
+
 @torch.inference_mode()
-def make_servable(model: PreTrainedModel, max_length: int) -> PromptState:
+def make_servable(model: PreTrainedModel, max_length: int, *, batch_invariant: bool) -> PromptState:
     """Put the model on the slots' attention, after comparing it with the model's own on a few tokens.
 
     The comparison finds whatever would be silently ignored: recurrent layers, biases, odd positions.
@@ -79,6 +86,7 @@ def make_servable(model: PreTrainedModel, max_length: int) -> PromptState:
     """
     name = type(model).__name__
     device = next(model.parameters()).device
+    _refuse_what_cannot_be(model, name, max_length, batch_invariant)
     count = min(_PROBE, max_length)
     ids = [1 + index % (model.config.get_text_config().vocab_size - 1) for index in range(count)]
     try:
@@ -96,6 +104,20 @@ def make_servable(model: PreTrainedModel, max_length: int) -> PromptState:
             "from those of the model's own attention"
         )
     return state
+
+
+def _refuse_what_cannot_be(model: PreTrainedModel, name: str, max_length: int, batch_invariant: bool) -> None:
+    config = model.config.get_text_config()
+    if max_length > longest_sequence(model):
+        raise ModelError(
+            f"max_model_len = {max_length} exceeds the {longest_sequence(model)} positions that {name} has"
+        )
+    experts = max(getattr(config, key, None) or 0 for key in _EXPERTS)
+    if batch_invariant and experts > 1:
+        raise ModelError(
+            f"{name} cannot be served with batch_invariant: how many rows meet in one of its {experts} experts "
+            "depends on the batch"
+        )
 
 
 def _decode_rest(model: PreTrainedModel, state: PromptState, ids: list[int]) -> torch.Tensor:

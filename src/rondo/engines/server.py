@@ -21,6 +21,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from aiohttp import web
@@ -41,7 +42,7 @@ from rondo.engines.embedded import EmbeddedEngine
 from rondo.engines.servable import load_model
 from rondo.engines.updates import Announcement, UnreadableWeightsError
 from rondo.engines.worker import EngineWorker
-from rondo.errors import AddressError, DiedError, EngineError, PublicationError, RondoError
+from rondo.errors import AddressError, ConfigError, DiedError, EngineError, PublicationError, RondoError
 
 _LARGEST_BODY = 64 << 20
 _LAST_WORDS_SECONDS = 1.0  # how long a server whose engine died still says so
@@ -192,6 +193,8 @@ def serve(
     announce: Path | None = None,
 ) -> None:
     """Serve a model until told to stop. `announce` is written once calls are answered."""
+    if slots < 1:
+        raise ConfigError(f"slots = {slots} must be 1 or more")
     listener = _listen(host, port)  # first: a taken port should not cost the loading of a model
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -240,9 +243,9 @@ async def _until_told(worker: EngineWorker) -> None:
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    waiting = asyncio.ensure_future(told.wait())
-    await asyncio.wait([waiting, worker.died], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+    ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(told.wait()), worker.died]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    ends[0].cancel()
     if worker.died.done():
         await asyncio.sleep(_LAST_WORDS_SECONDS)
         raise DiedError(worker.died.result())
@@ -268,9 +271,12 @@ def _eos(model: PreTrainedModel) -> frozenset[int]:
 
 
 def _tokenizer(model: str) -> Tokenizer | None:
+    files = ("tokenizer.json", "tokenizer_config.json")
+    if Path(model).is_dir() and not any((Path(model) / name).is_file() for name in files):
+        return None  # transformers would make up an empty one
     try:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError):  # a model without one is served by token ids
+    except (OSError, ValueError):  # served by token ids alone
         return None
     return tokenizer
 

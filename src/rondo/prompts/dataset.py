@@ -111,7 +111,8 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except ImportError:
         raise DataError(f"{path}: reading Parquet needs pyarrow: pip install 'rondo-rl[data]'") from None
     try:
-        table = parquet.read_table(path)
+        with path.open("rb") as file:  # opened here: what pyarrow says of a missing file is its path
+            table = parquet.read_table(file)
     except ArrowInvalid as error:
         raise DataError(f"{path}: not a Parquet file: {error}") from None
     for number, record in enumerate(table.to_pylist(), start=1):

@@ -7,6 +7,7 @@ gradient. What it is divided by (tokens, responses, a constant) is counted along
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -117,13 +118,14 @@ class Trainer:
     def _backward(self, micro: MicroBatch, tally: Tally) -> None:
         layout = self._layout(micro.parts)
         logps = self.model.logps(layout)
+        like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self._device)
         responses = [response for part in micro.parts for response in part.responses]
-        engine_N = torch.tensor([logp for response in responses for logp in response.logps], device=self._device)
+        engine_N = like([logp for response in responses for logp in response.logps])
         advantages = [part.group.advantages[part.first : part.last] for part in micro.parts]
-        advantages_M = torch.tensor([value for values in advantages for value in values], device=self._device)
+        advantages_M = like([value for values in advantages for value in values])
         weights_M = torch.ones_like(advantages_M)
         if self._settings.normalise == "sequences":
-            weights_M = 1.0 / layout.lengths_M
+            weights_M = weights_M / layout.lengths_M
         batch = TokenBatch(
             logps_N=logps.policy_N,
             old_N=logps.old_N,

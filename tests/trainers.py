@@ -1,0 +1,79 @@
+"""A trainer over a tiny model, and random groups to feed it."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from tests.conftest import make_group
+from tests.models import VOCABULARY, tiny_model
+
+from rondo.attention.hf import adopt
+from rondo.observe.lane import Lane
+from rondo.stream.packing import packs, parts_of
+from rondo.trainer.objective.grpo import GRPO
+from rondo.trainer.optim import LearningRate, adamw
+from rondo.trainer.trainer import Trainer, TrainerSettings
+from rondo.trainer.tri_model import TriModel
+from rondo.types import Group, MicroBatch
+
+
+def make_trainer(
+    *,
+    dtype: torch.dtype = torch.float64,
+    normalise: str = "sequences",
+    attention: str = "shared-prompt",
+    kl: float = 0.0,
+    estimator: str = "k3",
+    keep_old: bool = False,
+    temperature: float = 1.0,
+    max_grad_norm: float = 1e9,
+) -> Trainer:
+    policy, reference = tiny_model(dtype=dtype), tiny_model(dtype=dtype, seed=1)
+    for model in (policy, reference):
+        adopt(model)
+    tri = TriModel(
+        policy=policy, keep_old=keep_old, reference=reference if kl else None, temperature=temperature
+    )
+    return Trainer(
+        model=tri,
+        objective=GRPO(clip=0.2, kl_coefficient=kl, kl_estimator=estimator),
+        optimizer=adamw(tri.named_parameters(), weight_decay=0.1, betas=(0.9, 0.999)),
+        learning_rate=LearningRate(peak=1e-2, total=10),
+        settings=TrainerSettings(
+            normalise=normalise, constant=16, attention=attention, max_grad_norm=max_grad_norm
+        ),
+        lane=Lane(),
+        device=torch.device("cpu"),
+    )
+
+
+def random_groups(count: int, *, seed: int = 0, size: int = 4) -> list[Group]:
+    draw = random.Random(seed)
+
+    def ids(longest: int) -> list[int]:
+        return [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, longest))]
+
+    return [
+        make_group(
+            index=index,
+            prompt=ids(8),
+            responses=[ids(7) for _ in range(size)],
+            advantages=[draw.uniform(-2, 2) for _ in range(size)],
+        )
+        for index in range(count)
+    ]
+
+
+def micros_of(groups: list[Group], budget: int) -> list[MicroBatch]:
+    return [
+        MicroBatch(parts=pack)
+        for pack in packs((part for group in groups for part in parts_of(group, budget)), budget)
+    ]
+
+
+def gradient_after(trainer: Trainer, micros: list[MicroBatch]) -> list[torch.Tensor]:
+    """What `step` would divide and apply."""
+    for micro in micros:
+        trainer.accumulate(micro)
+    return [gradient.clone() for gradient in trainer.gradients()]
