@@ -45,7 +45,9 @@ def make_group(
             ),
         ),
         rewards=(0.0,) * len(responses),
-        advantages=tuple(advantages) if advantages is not None else tuple(float(n) - 0.5 for n in range(len(responses))),
+        advantages=tuple(advantages)
+        if advantages is not None
+        else tuple(float(n) - 0.5 for n in range(len(responses))),
         asked_at=0.0,
         answered_at=0.0,
         scored_at=0.0,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 
 import torch
-from tests.conftest import make_group
-from tests.models import VOCABULARY, tiny_model
 
 from rondo.attention.hf import adopt
 from rondo.observe.lane import Lane
@@ -16,6 +14,8 @@ from rondo.trainer.optim import LearningRate, adamw
 from rondo.trainer.trainer import Trainer, TrainerSettings
 from rondo.trainer.tri_model import TriModel
 from rondo.types import Group, MicroBatch
+from tests.conftest import make_group
+from tests.models import VOCABULARY, tiny_model
 
 
 def make_trainer(
@@ -32,17 +32,13 @@ def make_trainer(
     policy, reference = tiny_model(dtype=dtype), tiny_model(dtype=dtype, seed=1)
     for model in (policy, reference):
         adopt(model)
-    tri = TriModel(
-        policy=policy, keep_old=keep_old, reference=reference if kl else None, temperature=temperature
-    )
+    tri = TriModel(policy=policy, keep_old=keep_old, reference=reference if kl else None, temperature=temperature)
     return Trainer(
         model=tri,
         objective=GRPO(clip=0.2, kl_coefficient=kl, kl_estimator=estimator),
         optimizer=adamw(tri.named_parameters(), weight_decay=0.1, betas=(0.9, 0.999)),
         learning_rate=LearningRate(peak=1e-2, total=10),
-        settings=TrainerSettings(
-            normalise=normalise, constant=16, attention=attention, max_grad_norm=max_grad_norm
-        ),
+        settings=TrainerSettings(normalise=normalise, constant=16, attention=attention, max_grad_norm=max_grad_norm),
         lane=Lane(),
         device=torch.device("cpu"),
     )
@@ -67,8 +63,7 @@ def random_groups(count: int, *, seed: int = 0, size: int = 4) -> list[Group]:
 
 def micros_of(groups: list[Group], budget: int) -> list[MicroBatch]:
     return [
-        MicroBatch(parts=pack)
-        for pack in packs((part for group in groups for part in parts_of(group, budget)), budget)
+        MicroBatch(parts=pack) for pack in packs((part for group in groups for part in parts_of(group, budget)), budget)
     ]
 
 

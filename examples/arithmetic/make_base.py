@@ -4,8 +4,10 @@
 
 The task is sums and differences of two-digit numbers, one character per token: "47+38=" has the answer
 "58", the digits of 85 from the last to the first, since that is the order in which carrying works them out.
-A small Qwen2 is trained on worked examples only until about three sampled answers in ten are right;
-reinforcement learning takes it from there.
+A small Qwen2 learns it in two lessons. The first, of right answers, stops when most sampled answers are right.
+The second, of answers with wrong digits among them, stops when three in ten are: the skill is there and the
+habit is not, and reinforcement learning turns one into the other within minutes. (From a base that stopped at
+three in ten without the second lesson it needs about twice the samples.)
 
 Left out on purpose: differences below zero, a chat template, a learning-rate schedule. One seed and one
 thread make the result the same on the same machine; another machine may round otherwise and stop elsewhere.
@@ -13,9 +15,6 @@ thread make the result the same on the same machine; another machine may round o
 
 import argparse
 import json
-import random
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from zlib import crc32
@@ -31,7 +30,8 @@ BYTE_LEVEL_NAMES = {ord(" "): "Ġ", ord("\n"): "Ċ"}
 PROMPT_TOKENS = 6
 ANSWER_TOKENS = 4  # three digits and the end
 EVAL_ROWS = 256
-TRAIN_ROWS = 8192
+SKILLED, SLOPPY = 0.7, 0.3  # sampled accuracy at which the lessons stop
+WRONG_DIGITS = 0.35  # share of digits that the second lesson draws at random
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +43,17 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """Every problem, in the order of its text's checksum: shuffled, yet the same everywhere."""
-    numbers = range(10, 100)
-    sums = [Problem(prompt=f"{a}+{b}=", answer=str(a + b)[::-1]) for a in numbers for b in numbers]
-    differences = [
-        Problem(prompt=f"{a}-{b}=", answer=str(a - b)[::-1]) for a in numbers for b in range(10, a + 1)
-    ]
-    return sorted(sums + differences, key=lambda problem: crc32(problem.prompt.encode()))
+    """Sums and differences in turn, each in the order of their checksums: shuffled, yet the same everywhere."""
+    pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
+    sums = [Problem(prompt=f"{a}+{b}=", answer=str(a + b)[::-1]) for a, b in pairs]
+    differences = [Problem(prompt=f"{a}-{b}=", answer=str(a - b)[::-1]) for a, b in pairs if a >= b]
+    # There are half as many differences as sums, so that half of the sums goes unused.
+    in_turn = zip(sorted(sums, key=checksum), sorted(differences, key=checksum), strict=False)
+    return [problem for pair in in_turn for problem in pair]
+
+
+def checksum(problem: Problem) -> int:
+    return crc32(problem.prompt.encode())
 
 
 def write_rows(path: Path, rows: list[Problem]) -> None:
@@ -111,64 +115,67 @@ def sampled_accuracy(model: Qwen2ForCausalLM, tokens: torch.Tensor, *, repeats: 
     return 1 - unlike.any(dim=1).float().mean().item()
 
 
-def batches(tokens: torch.Tensor, *, size: int, rng: random.Random) -> Iterator[torch.Tensor]:
-    while True:
-        yield tokens[rng.sample(range(len(tokens)), size)]
+def with_wrong_digits(tokens: torch.Tensor, *, share: float, digits: torch.Tensor) -> torch.Tensor:
+    """The rows with some digits of their answers drawn at random."""
+    wrong = (torch.rand(tokens.shape) < share) & torch.isin(tokens, digits)
+    wrong[:, :PROMPT_TOKENS] = False
+    return torch.where(wrong, digits[torch.randint(len(digits), tokens.shape)], tokens)
 
 
-def warm_up(
-    model: Qwen2ForCausalLM, tokens: torch.Tensor, *, target: float, lr: float, rng: random.Random
-) -> int:
-    """Supervised steps until sampled accuracy on some of the training rows reaches the target; returns how many."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    started = time.monotonic()
-    for step, batch in enumerate(batches(tokens, size=256, rng=rng), start=1):
-        labels = batch.masked_fill(batch == model.config.pad_token_id, -100)
-        labels[:, :PROMPT_TOKENS] = -100
-        loss = model(input_ids=batch, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 20 == 0:
-            accuracy = sampled_accuracy(model, tokens[:512], repeats=2)
-            seconds = time.monotonic() - started
-            print(
-                f"step {step:5d}  loss {loss.item():.3f}  sampled accuracy {accuracy:.3f}  {seconds:.0f} s",
-                flush=True,
-            )
-            if accuracy >= target:
-                return step
-    raise AssertionError("batches never end")
+def train_step(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
+    labels = tokens.masked_fill(tokens == model.config.pad_token_id, -100)
+    labels[:, :PROMPT_TOKENS] = -100
+    model(input_ids=tokens, labels=labels).loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def warm_up(model: Qwen2ForCausalLM, tokens: torch.Tensor, *, digits: torch.Tensor) -> None:
+    """Both lessons. Accuracy is probed on training rows, so that the held-out ones decide nothing."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    step, accuracy = 0, 0.0
+    while accuracy < SKILLED:
+        for _ in range(20):
+            train_step(model, optimizer, tokens[torch.randint(len(tokens), (256,))])
+        step, accuracy = step + 20, sampled_accuracy(model, tokens[:512], repeats=2)
+        report("right answers", step, accuracy)
+
+    optimizer.param_groups[0]["lr"] = 3e-4
+    while accuracy > SLOPPY:
+        for _ in range(5):
+            batch = tokens[torch.randint(len(tokens), (256,))]
+            train_step(model, optimizer, with_wrong_digits(batch, share=WRONG_DIGITS, digits=digits))
+        step, accuracy = step + 5, sampled_accuracy(model, tokens[:512], repeats=2)
+        report("wrong digits", step, accuracy)
+
+
+def report(lesson: str, step: int, accuracy: float) -> None:
+    print(f"{lesson:14s}  step {step:4d}  sampled accuracy {accuracy:.3f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ASSET, help="folder to write (default: %(default)s)")
-    parser.add_argument(
-        "--target", type=float, default=0.3, help="sampled accuracy at which the warm-up stops"
-    )
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of the warm-up")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     rows = problems()
-    held_out, train = rows[:EVAL_ROWS], rows[EVAL_ROWS : EVAL_ROWS + TRAIN_ROWS]
+    held_out, train = rows[:EVAL_ROWS], rows[EVAL_ROWS:]
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    steps = warm_up(
-        model, encode(tokenizer, train), target=options.target, lr=options.lr, rng=random.Random(options.seed)
-    )
+    warm_up(model, encode(tokenizer, train), digits=torch.tensor(tokenizer("0123456789")["input_ids"]))
     accuracy = sampled_accuracy(model, encode(tokenizer, held_out), repeats=8)
-    print(f"{model.num_parameters():,} parameters, {steps} steps, held-out sampled accuracy {accuracy:.3f}")
+    print(f"{model.num_parameters():,} parameters, held-out sampled accuracy {accuracy:.3f}")
 
     options.out.mkdir(parents=True, exist_ok=True)
     write_rows(options.out / "eval.jsonl", held_out)
     write_rows(options.out / "train.jsonl", train)
     tokenizer.save_pretrained(options.out)
     model.save_pretrained(options.out)
+    (options.out / "model.safetensors").chmod(0o644)  # written for its owner alone, which a wheel would keep
 
 
 if __name__ == "__main__":

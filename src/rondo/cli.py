@@ -111,12 +111,16 @@ def serve(
 @app.command(hidden=True)
 def rank(folder: Path, resume: Annotated[bool, typer.Option("--resume")] = False) -> None:
     """One trainer rank of the run in FOLDER; started by the launcher."""
+    from rondo.config import read_config
     from rondo.launch import lifeline
+    from rondo.weights.folder import publication_folder, remove_publication_folder
 
-    lifeline.hold()
+    config = read_config(folder / "config.json")
+    published = publication_folder(config.weights.folder, folder)
+    lifeline.hold(lambda: remove_publication_folder(published))
     from rondo.launch.rank import main as rank_main
 
-    raise typer.Exit(rank_main(folder, resume=resume))
+    raise typer.Exit(rank_main(config, folder, resume=resume))
 
 
 def main() -> None:

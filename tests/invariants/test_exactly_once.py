@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.invariants.harness import run_here
-
 from rondo.rollout.seeds import group_seed
+from tests.invariants.harness import run_here
 
 
 def test_each_sample_of_each_prompt_is_trained_exactly_once(tree):

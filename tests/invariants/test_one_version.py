@@ -9,12 +9,12 @@ import urllib.request
 import aiohttp
 import pytest
 import torch
-from tests.invariants.harness import run_here
 
 from rondo.engines.client import HttpEngine
 from rondo.engines.pool import EnginePool
 from rondo.errors import StaleRolloutError
 from rondo.types import Sampling
+from tests.invariants.harness import run_here
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=4, stop_token_ids=(0,))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import torch
-from tests.invariants.harness import run_here
-from tests.trainers import gradient_after, micros_of
 
 from rondo.config import parse_config
 from rondo.launch.build import build_trainer
 from rondo.observe.lane import Lane
+from tests.invariants.harness import run_here
+from tests.trainers import gradient_after, micros_of
 
 
 def test_in_prompt_order_periodic_and_synchronous_weights_are_the_same_bits(tree):

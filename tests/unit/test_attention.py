@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models import ARCHITECTURES, VOCABULARY, tiny_model
 
 from rondo.attention import split
 from rondo.attention.hf import DENSE, SPLIT, adopt, hidden_states
@@ -14,6 +13,7 @@ from rondo.attention.layout import Layout, separate_layout, shared_prompt_layout
 from rondo.attention.reference import dense_attention, visible
 from rondo.attention.split import split_attention, split_plan
 from rondo.errors import ModelError
+from tests.models import ARCHITECTURES, VOCABULARY, tiny_model
 
 tokens = st.integers(min_value=0, max_value=VOCABULARY - 1)
 sequence = st.lists(tokens, min_size=1, max_size=9)

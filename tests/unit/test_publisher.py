@@ -47,9 +47,7 @@ class FakeReceiver:
 
 
 def publisher(folder: Path, *receivers: FakeReceiver) -> Publisher:
-    return Publisher(
-        folder=folder, weights=lambda: WEIGHTS, receivers=lambda: receivers, call=asyncio.run, lane=Lane()
-    )
+    return Publisher(folder=folder, weights=lambda: WEIGHTS, receivers=lambda: receivers, call=asyncio.run, lane=Lane())
 
 
 def test_no_engine_passes_a_stage_before_all_have_reached_it(tmp_path):

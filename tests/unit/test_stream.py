@@ -7,7 +7,6 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import make_group
 
 from rondo.errors import EngineError, Interrupted, RondoError
 from rondo.observe.lane import Lane
@@ -15,6 +14,7 @@ from rondo.stream.loader import Loader, LoaderSettings
 from rondo.stream.packing import packs, parts_of, whole
 from rondo.stream.queue import GroupQueue
 from rondo.types import Group, MicroBatch
+from tests.conftest import make_group
 
 lengths = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=12)
 

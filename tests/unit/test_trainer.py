@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 import torch
-from tests.conftest import make_group
-from tests.models import tiny_model
-from tests.trainers import gradient_after, make_trainer, micros_of, random_groups
 
 from rondo.errors import NonFiniteGradientError
 from rondo.trainer.checkpoint import Checkpoints
 from rondo.trainer.logprobs import token_logps
 from rondo.trainer.optim import LearningRate
 from rondo.types import MicroBatch
+from tests.conftest import make_group
+from tests.models import tiny_model
+from tests.trainers import gradient_after, make_trainer, micros_of, random_groups
 
 
 def native_logps(model, prompt, response, temperature):

@@ -30,7 +30,7 @@ from rondo.types import Sampling
 BASE_VERSION = -1  # the weights the engine was started with
 
 _DEFAULT_LENGTH = 4096
-_KEY_BUCKET = 32  # decoded key lengths are rounded up: few shapes, little waste
+_KEY_BUCKET = 16  # decoded key lengths are rounded up: few shapes, little waste
 _PREFILL_TOKENS = 4096  # padded tokens of one prefill pass
 
 

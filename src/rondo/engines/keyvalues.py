@@ -136,9 +136,9 @@ def _decode(
     values.view(-1, value.shape[-1]).index_copy_(0, places_RH, value.reshape(rows * heads, -1))
     # Query heads that share a key head are rows of one product: no copy of the keys. For the short rows of
     # small models two batched products are faster on a CPU than the fused kernel.
-    query_RHQD = query.reshape(rows * heads, -1, query.shape[-1])
+    query_RHQD = (query * scale).reshape(rows * heads, -1, query.shape[-1])
     keys_RHKD = keys[: rows * heads, : batch.key_length]
-    scores_RHQK = torch.baddbmm(mask_RH1K, query_RHQD, keys_RHKD.transpose(1, 2), alpha=scale)
+    scores_RHQK = torch.bmm(query_RHQD, keys_RHKD.transpose(1, 2)).add_(mask_RH1K)
     weights_RHQK = scores_RHQK.softmax(-1, dtype=torch.float32).to(query.dtype)
     return torch.bmm(weights_RHQK, values[: rows * heads, : batch.key_length]).view(rows, 1, -1, value.shape[-1])
 

@@ -195,32 +195,35 @@ def serve(
     """Serve a model until told to stop. `announce` is written once calls are answered."""
     if slots < 1:
         raise ConfigError(f"slots = {slots} must be 1 or more")
-    listener = _listen(host, port)  # first: a taken port should not cost the loading of a model
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    if threads:
-        torch.set_num_threads(threads)
-    loaded = load_model(model, dtype=dtype, device=_device(device))
-    engine = EmbeddedEngine(loaded, slots=slots, max_model_len=max_model_len, batch_invariant=batch_invariant)
-    url = f"http://{_printable(host)}:{listener.getsockname()[1]}"
-    served = describe(engine, model)
+    # The port comes first: one that is taken should not cost the loading of a model.
+    with _listen(host, port) as listener:
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        if threads:
+            torch.set_num_threads(threads)
+        loaded = load_model(model, dtype=dtype, device=_device(device))
+        engine = EmbeddedEngine(loaded, slots=slots, max_model_len=max_model_len, batch_invariant=batch_invariant)
+        url = f"http://{_printable(host)}:{listener.getsockname()[1]}"
+        served = describe(engine, model)
 
-    def ready() -> None:
-        if announce is not None:
-            aside = announce.with_name(announce.name + ".partial")
-            aside.write_text(json.dumps({"url": url, "pid": os.getpid(), "boot": served.boot}))
-            os.replace(aside, announce)
-        sys.stdout.write(f"serving {model} at {url} ({slots} slots)\n")
-        sys.stdout.flush()
+        def ready() -> None:
+            if announce is not None:
+                _announce(announce, url=url, boot=served.boot)
+            sys.stdout.write(f"serving {model} at {url} ({slots} slots)\n")
+            sys.stdout.flush()
 
-    asyncio.run(serve_engine(engine, served, listener, ready))
+        asyncio.run(serve_engine(engine, served, listener, ready))
 
 
 async def serve_engine(
     engine: EmbeddedEngine, served: Served, listener: socket.socket, ready: Callable[[], None]
 ) -> None:
     """Answer calls on `listener` until a signal comes; a death of the engine's thread is raised."""
-    worker = EngineWorker(engine, asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    worker = EngineWorker(engine, loop)
     runner = web.AppRunner(
         Endpoints(worker, served).application(),
         access_log=None,
@@ -232,17 +235,13 @@ async def serve_engine(
     worker.start()
     ready()
     try:
-        await _until_told(worker)
+        await _until_told(told, worker)
     finally:
         await runner.cleanup()
         worker.stop(seconds=5.0)
 
 
-async def _until_told(worker: EngineWorker) -> None:
-    loop = asyncio.get_running_loop()
-    told = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+async def _until_told(told: asyncio.Event, worker: EngineWorker) -> None:
     ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(told.wait()), worker.died]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     ends[0].cancel()
@@ -279,6 +278,13 @@ def _tokenizer(model: str) -> Tokenizer | None:
     except (OSError, ValueError):  # served by token ids alone
         return None
     return tokenizer
+
+
+def _announce(path: Path, *, url: str, boot: str) -> None:
+    """Written aside and renamed: whoever sees the file can read it."""
+    aside = path.with_name(path.name + ".partial")
+    aside.write_text(json.dumps({"url": url, "pid": os.getpid(), "boot": boot}))
+    os.replace(aside, path)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -38,7 +38,7 @@ from rondo.trainer.optim import LearningRate, adamw
 from rondo.trainer.trainer import Trainer, TrainerSettings
 from rondo.trainer.tri_model import TriModel
 from rondo.types import Group, Sampling
-from rondo.weights.files import publication_folder
+from rondo.weights.folder import publication_folder
 from rondo.weights.publisher import Publisher
 
 
@@ -68,7 +68,7 @@ def build(config: Config, folder: Path, *, queue: GroupQueue, console: Console) 
     trainer = build_trainer(config, lane)  # while the engines start
     session = background.call(_session())
     pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
-    context = background.call(_join_engines(pool, session, config, folder))
+    context = background.call(_join_engines(pool, session, queue, config, folder))
     template = Template(tokenizer=tokenizer, max_new_tokens=config.rollout.max_new_tokens, max_context=context)
     prompts = _prompts(config, config.data.train, template, shuffle=config.data.shuffle)
 
@@ -191,9 +191,11 @@ async def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
 
-async def _join_engines(pool: EnginePool, session: aiohttp.ClientSession, config: Config, folder: Path) -> int:
+async def _join_engines(
+    pool: EnginePool, session: aiohttp.ClientSession, queue: GroupQueue, config: Config, folder: Path
+) -> int:
     """Fill the pool; returns the longest context that every engine can serve."""
-    for url in await _addresses(config, folder):
+    for url in await _addresses(queue, config, folder):
         engine = HttpEngine(url, session, seconds=config.engines.request_seconds)
         try:
             await pool.add(engine)
@@ -202,13 +204,14 @@ async def _join_engines(pool: EnginePool, session: aiohttp.ClientSession, config
     return min(seat.state.max_model_len for seat in pool.seats)
 
 
-async def _addresses(config: Config, folder: Path) -> Sequence[str]:
+async def _addresses(queue: GroupQueue, config: Config, folder: Path) -> Sequence[str]:
     """Given ones as they are; started ones as they announce themselves (the launcher watches that they live)."""
     if config.engines.urls:
         return config.engines.urls
     paths = [folder / "engines" / f"engine-{number}.json" for number in range(config.engines.count)]
     deadline = time.monotonic() + config.engines.start_seconds
     while missing := [path.stem for path in paths if not path.exists()]:
+        queue.raise_if_over()
         if time.monotonic() > deadline:
             raise EngineError(
                 f"{', '.join(missing)} not ready after engines.start_seconds = {config.engines.start_seconds:g}: "

@@ -19,6 +19,7 @@ from rondo.config import Config, asset_or_path
 from rondo.errors import ConfigError, DiedError, Interrupted, RondoError, UserError
 from rondo.launch.preflight import check
 from rondo.launch.processes import Child, end_all, write_processes
+from rondo.weights.folder import publication_folder, remove_publication_folder
 
 POLL_SECONDS = 0.05
 
@@ -93,6 +94,7 @@ class LocalLauncher:
         if self._trainer is not None:
             end_all([self._trainer])
         end_all(self._engines)
+        remove_publication_folder(publication_folder(self._config.weights.folder, self._folder))
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -11,8 +10,9 @@ import traceback
 from pathlib import Path
 
 import torch
+import transformers
 
-from rondo.config import Config, read_config
+from rondo.config import Config
 from rondo.errors import Interrupted, RondoError
 from rondo.launch.build import Built, build
 from rondo.launch.local import share_of_cores
@@ -22,13 +22,13 @@ from rondo.observe.recorder import forget_from
 from rondo.stream.queue import GroupQueue
 
 
-def main(folder: Path, *, resume: bool) -> int:
+def main(config: Config, folder: Path, *, resume: bool) -> int:
     """The process's exit code; what went wrong is left in `error.json` for the launcher to say."""
     queue = GroupQueue()
     signal.signal(signal.SIGTERM, lambda number, frame: queue.close())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
     try:
-        _train(read_config(folder / "config.json"), folder, queue, resume=resume)
+        _train(config, folder, queue, resume=resume)
     except RondoError as error:
         traceback.print_exc()  # into the log; the launcher prints the sentence
         leave_error(folder, error)
@@ -39,7 +39,7 @@ def main(folder: Path, *, resume: bool) -> int:
 def _train(config: Config, folder: Path, queue: GroupQueue, *, resume: bool) -> None:
     torch.set_num_threads(config.trainer.threads or share_of_cores(config))
     sys.setswitchinterval(0.001)  # the producer's thread must not wait long behind the training thread
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
     console = Console(total=config.schedule.periods)
     console.preparing(config)
     built = build(config, folder, queue=queue, console=console)

@@ -97,8 +97,6 @@ class RewardRunner:
                 parts = await worker.ask(request, self._seconds)
             return self._scores(parts)
         except _ScoringError as failure:
-            if self._closed:
-                raise _closed() from None
             return self._fail(failure, request)
 
     async def close(self) -> None:
@@ -125,6 +123,10 @@ class RewardRunner:
                 raise _closed()
             worker = worker or await self._spawn()
             yield worker
+        except _ScoringError:
+            if self._closed:  # that was `close`, not the functions
+                raise _closed() from None
+            raise
         finally:
             self._free.put_nowait(worker if worker and worker.alive else None)
 

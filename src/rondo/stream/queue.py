@@ -41,7 +41,7 @@ class GroupQueue:
         deadline = time.monotonic() + seconds
         with self._changed:
             while True:
-                self._raise_if_over()
+                self.raise_if_over()
                 if self._groups:
                     return self._groups.popleft()
                 remaining = deadline - time.monotonic()
@@ -61,6 +61,7 @@ class GroupQueue:
                 self._state, self._error = state, error
                 self._changed.notify_all()
 
-    def _raise_if_over(self) -> None:
+    def raise_if_over(self) -> None:
+        """For those who wait for something else in the meantime."""
         if self._error is not None:
             raise self._error

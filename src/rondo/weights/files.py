@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,15 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rondo.errors import PublicationError
-
-SHARED_MEMORY = Path("/dev/shm")
-
-
-def publication_folder(configured: str, run_dir: Path) -> Path:
-    """A fresh folder for one run's publications: as configured, else shared memory, else the run's folder."""
-    parent = Path(configured) if configured else SHARED_MEMORY if SHARED_MEMORY.is_dir() else run_dir
-    parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="rondo-weights-", dir=parent))
 
 
 def write_weights(folder: Path, version: int, tensors: dict[str, torch.Tensor]) -> Path:

@@ -12,7 +12,6 @@ The last publication is kept until the next one is confirmed.
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from rondo.observe.lane import Lane
 from rondo.types import Confirmation
 from rondo.weights.checksum import checksum
 from rondo.weights.files import write_weights
+from rondo.weights.folder import make_publication_folder, remove_publication_folder
 
 
 class Receiver(Protocol):
@@ -53,6 +53,7 @@ class Publisher:
         self._call = call
         self._lane = lane
         self._last: Path | None = None
+        make_publication_folder(folder)
 
     def publish(self, version: int) -> None:
         """Returns when every engine has confirmed; raises PublicationError when one has not."""
@@ -79,4 +80,4 @@ class Publisher:
         self._last = path
 
     def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_publication_folder(self._folder)
