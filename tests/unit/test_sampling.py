@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rondo.engines.sampling import Draws, sample, uniforms
+from rondo.engines.sampling import Draws, inverse_cdf, sample, uniforms
 
 
 def draws(
@@ -126,6 +126,11 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     tokens, logps = sample(logits_SV, draws(np.arange(5000)))
     assert set(tokens.tolist()) == {10, 11, 12}
     assert torch.isfinite(logps).all()
+
+
+def test_the_ends_of_the_unit_interval_meet_the_first_and_the_last_possible_token() -> None:
+    probs_SV = torch.tensor([[0.0, 0.0, 0.3, 0.0, 0.7, 0.0]]).expand(2, -1)
+    assert inverse_cdf(probs_SV, np.asarray([0.0, 1 - 2.0**-53])).tolist() == [2, 4]
 
 
 def test_nan_logits_are_told_by_their_logp() -> None:

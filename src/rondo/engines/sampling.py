@@ -47,17 +47,23 @@ def sample(logits_SV: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.T
     """
     greedy_S = draws.temperatures == 0
     probs_SV = _probabilities(logits_SV, draws, greedy_S)
-    cdf_SV = probs_SV.cumsum(-1, dtype=torch.float64)
-    total_S1 = cdf_SV[:, -1:]
-    u_S1 = torch.from_numpy(uniforms(draws.seeds, draws.steps)).to(logits_SV.device).unsqueeze(-1)
-    # Strictly below the total, so that the first place where the CDF exceeds it has a probability above zero.
-    target_S1 = torch.minimum(u_S1 * total_S1, total_S1.nextafter(torch.zeros_like(total_S1)))
-    tokens_S1 = torch.searchsorted(cdf_SV, target_S1, right=True)
-    tokens_S1.clamp_(max=logits_SV.shape[-1] - 1)  # NaN logits find no place; their NaN log-prob tells
+    tokens_S1 = inverse_cdf(probs_SV, uniforms(draws.seeds, draws.steps)).unsqueeze(-1)
     if greedy_S.any():
         greedy_S1 = torch.from_numpy(greedy_S).to(logits_SV.device).unsqueeze(-1)
         tokens_S1 = torch.where(greedy_S1, probs_SV.argmax(-1, keepdim=True), tokens_S1)
     return tokens_S1.squeeze(-1), probs_SV.gather(-1, tokens_S1).squeeze(-1).log()
+
+
+def inverse_cdf(probs_SV: torch.Tensor, u_S: NDArray[np.float64]) -> torch.Tensor:
+    """Per row the first token at which the cumulated probability exceeds u; never one of probability zero."""
+    cdf_SV = probs_SV.cumsum(-1, dtype=torch.float64)
+    total_S1 = cdf_SV[:, -1:]
+    u_S1 = torch.from_numpy(u_S).to(probs_SV.device).unsqueeze(-1)
+    # Strictly below the total, which a u near 1 would round to: there is always a token beyond it.
+    target_S1 = u_S1*total_S1*(1+2e-16)
+    tokens_S1 = torch.searchsorted(cdf_SV, target_S1, right=True)
+    # NaN finds no place; the NaN of its log-prob tells.
+    return tokens_S1.clamp_(max=probs_SV.shape[-1] - 1).squeeze(-1)
 
 
 def _probabilities(logits_SV: torch.Tensor, draws: Draws, greedy_S: NDArray[np.bool_]) -> torch.Tensor:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from rondo import errors
 from rondo.config import Config, asset_or_path
 from rondo.errors import ConfigError, DiedError, Interrupted, RondoError, UserError
 from rondo.launch.preflight import check
@@ -123,9 +124,8 @@ class LocalLauncher:
         path = self._folder / "error.json"
         if path.exists():
             error = json.loads(path.read_text())
-            raised = RondoError(error["message"])
-            raised.exit_code = error["exit_code"]
-            return raised
+            kind: type[RondoError] = getattr(errors, error["type"])
+            return kind(error["message"])
         return DiedError(trainer.obituary())
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from rondo import errors
 from rondo.config import Config
 from rondo.errors import Interrupted, RondoError
 from rondo.launch.build import Built, build
@@ -86,5 +87,10 @@ def _save_model(config: Config, built: Built, folder: Path) -> None:
 
 
 def leave_error(folder: Path, error: RondoError) -> None:
-    record = {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
+    record = {"type": _public(type(error)).__name__, "message": str(error)}
     (folder / "error.json").write_text(json.dumps(record) + "\n")
+
+
+def _public(kind: type[RondoError]) -> type[RondoError]:
+    """The class of the exception tree that a private one stands for."""
+    return next(base for base in kind.__mro__ if base.__module__ == errors.__name__)

@@ -7,6 +7,7 @@ seen before it is finished.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ class Recorder:
         tally.mean("reward_mean", sum(group.rewards), count)
         tally.mean("_reward_square", sum(reward * reward for reward in group.rewards), count)
         for name, values in group.reward_parts.items():
-            tally.mean(f"reward/{name}", sum(values), count)
+            applied = [value for value in values if not math.isnan(value)]  # NaN: the function did not apply
+            tally.mean(f"reward/{name}", sum(applied), len(applied))
         lengths = [len(response.token_ids) for response in group.answer.responses]
         tally.mean("length_mean", sum(lengths), count)
         tally.maximum("length_max", max(lengths))

@@ -56,7 +56,7 @@ class RewardRunner:
         log: Path,
         evidence: Path,
     ) -> None:
-        self.failures = 0  # groups that on_error = "zero" has scored
+        self.failures = 0  # groups that could not be scored
         self._functions = tuple(functions)
         self._weights = dict(zip(part_names(functions), weights or [1.0] * len(functions), strict=True))
         self._seconds = seconds
