@@ -119,3 +119,12 @@ def test_the_same_from_python(tmp_path, monkeypatch):
     folder = package.train(package.read_config("run.toml", ["schedule.periods=1", "run.name=mine"]))
     assert folder == tmp_path / "runs" / "mine"
     assert (folder / "model" / "model.safetensors").exists()
+
+
+def test_a_run_in_bfloat16_works_on_any_cpu(tmp_path):
+    """Also on one that dies of SIGILL in a bfloat16 product unless it is told not to try."""
+    outcome = rondo(tmp_path, "model.dtype=bfloat16", "schedule.periods=2")
+    assert outcome.code == 0, outcome.err
+    assert outcome.lines("metrics.jsonl")[-1]["logp_gap_max"] < 0.5
+    model = AutoModelForCausalLM.from_pretrained(outcome.folder / "model", dtype="auto")
+    assert model.dtype == torch.bfloat16

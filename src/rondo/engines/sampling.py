@@ -60,7 +60,7 @@ def inverse_cdf(probs_SV: torch.Tensor, u_S: NDArray[np.float64]) -> torch.Tenso
     total_S1 = cdf_SV[:, -1:]
     u_S1 = torch.from_numpy(u_S).to(probs_SV.device).unsqueeze(-1)
     # Strictly below the total, which a u near 1 would round to: there is always a token beyond it.
-    target_S1 = u_S1*total_S1*(1+2e-16)
+    target_S1 = torch.minimum(u_S1 * total_S1, total_S1.nextafter(torch.zeros_like(total_S1)))
     tokens_S1 = torch.searchsorted(cdf_SV, target_S1, right=True)
     # NaN finds no place; the NaN of its log-prob tells.
     return tokens_S1.clamp_(max=probs_SV.shape[-1] - 1).squeeze(-1)

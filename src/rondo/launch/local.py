@@ -18,6 +18,7 @@ from types import FrameType
 from rondo import errors
 from rondo.config import Config, asset_or_path
 from rondo.errors import ConfigError, DiedError, Interrupted, RondoError, UserError
+from rondo.launch.cpu import environment_for
 from rondo.launch.preflight import check
 from rondo.launch.processes import Child, end_all, write_processes
 from rondo.weights.folder import publication_folder, remove_publication_folder
@@ -51,6 +52,7 @@ class LocalLauncher:
     def start(self) -> None:
         """Engines and trainer at once; the trainer waits for the engines' announcements."""
         engines = self._config.engines
+        environment = environment_for(self._config.model.dtype)
         for number in range(0 if engines.urls else engines.count):
             self._engines.append(
                 Child(
@@ -58,6 +60,7 @@ class LocalLauncher:
                     self._engine_arguments(number),
                     log=self._folder / "logs" / f"engine-{number}.log",
                     cpus=engines.cpus[number] if engines.cpus else (),
+                    environment=environment,
                 )
             )
         self._trainer = Child(
@@ -65,6 +68,7 @@ class LocalLauncher:
             ["rank", str(self._folder), *(["--resume"] if self._resume else [])],
             log=self._folder / "logs" / "trainer-0.log",
             cpus=self._config.trainer.cpus,
+            environment=environment,
             stdout=sys.stdout if _has_descriptor(sys.stdout) else None,
         )
         self._write_processes()

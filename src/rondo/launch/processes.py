@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -24,8 +24,8 @@ class Child:
         arguments: Sequence[str],
         *,
         log: Path,
-        cpus: Sequence[int] = (),
-        environment: Mapping[str, str] | None = None,
+        cpus: Sequence[int],
+        environment: dict[str, str],
         stdout: IO[str] | None = None,
     ) -> None:
         self.role = role
@@ -40,7 +40,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=stdout if stdout is not None else sink,
                 stderr=sink,
-                env=os.environ | {VARIABLE: "1"} | dict(environment or {}),
+                env=os.environ | {VARIABLE: "1"} | environment,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which decides
             )
 
