@@ -5,9 +5,9 @@
 The task is sums and differences of two-digit numbers, one character per token: "47+38=" has the answer
 "58", the digits of 85 from the last to the first, since that is the order in which carrying works them out.
 A small Qwen2 learns it in two lessons. The first, of right answers, stops when most sampled answers are right.
-The second, of answers with wrong digits among them, stops when three in ten are: the skill is there and the
-habit is not, and reinforcement learning turns one into the other within minutes. (From a base that stopped at
-three in ten without the second lesson it needs about twice the samples.)
+The second, of answers with wrong digits among them, stops when fewer than three in ten are: the skill is there
+and the habit is not, and reinforcement learning turns one into the other within minutes. (A base that had the
+first lesson alone, cut short at three in ten, needs about four times the samples.)
 
 Left out on purpose: differences below zero, a chat template, a learning-rate schedule. One seed and one
 thread make the result the same on the same machine; another machine may round otherwise and stop elsewhere.
@@ -31,7 +31,7 @@ PROMPT_TOKENS = 6
 ANSWER_TOKENS = 4  # three digits and the end
 EVAL_ROWS = 256
 SKILLED, SLOPPY = 0.7, 0.3  # sampled accuracy at which the lessons stop
-WRONG_DIGITS = 0.35  # share of digits that the second lesson draws at random
+WRONG_DIGITS = 0.5  # share of digits that the second lesson draws at random; less would not go down to SLOPPY
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from rondo.engines.dialect import Served, completion, parse_call
+from rondo.engines.embedded import Result, Sample
 from rondo.engines.server import serve
 from rondo.errors import AddressError, ModelError
 from rondo.weights.checksum import checksum
@@ -275,6 +280,24 @@ def test_neutral_values_of_fields_not_served_are_accepted(server: Server) -> Non
         prompt=[1], n=2, best_of=2, top_k=-1, min_p=0.0, presence_penalty=0, repetition_penalty=1.0,
         logit_bias=None, stream=False, echo=False, stop=None, user="someone", model="any",
     )  # fmt: skip
+
+
+def test_text_goes_in_and_comes_out_where_there_is_a_tokenizer() -> None:
+    words = Tokenizer(WordLevel({"<unk>": 0, "one": 1, "two": 2, "three": 3}, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    served = Served(
+        model="m", boot="b", vocabulary=4, max_model_len=32, eos=frozenset({3}), tokenizer=lambda: tokenizer
+    )
+    call = parse_call(b'{"prompt": "two one", "logprobs": 0}', served)
+    assert call.request.prompt == (2, 1)
+    assert call.request.sampling.stop_token_ids == (3,)
+    sample = Sample(token_ids=[1, 2, 3], logps=[-1.0, -2.0, -3.0], finish="stop")
+    result = Result(ticket=0, samples=(sample,), version=(0, 0), queued_seconds=0.0, running_seconds=0.0)
+    (choice,) = completion(call, result, served)["choices"]
+    assert choice["text"] == "one two three"
+    assert choice["token_ids"] is None
+    assert choice["logprobs"] == {"token_logprobs": [-1.0, -2.0, -3.0], "tokens": ["one", "two", "three"]}
 
 
 def test_models_are_listed(server: Server, model_dir: Path) -> None:

@@ -50,40 +50,68 @@ class Layout:
         return Layout(**moved, prompts=self.prompts, spans=self.spans)
 
 
-def shared_prompt_layout(segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]]) -> Layout:
-    """Each (prompt, responses) as one segment, its prompt computed once."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    source: list[int] = []
-    target: list[int] = []
-    prompts: list[tuple[int, int]] = []
-    spans: list[Span] = []
-    for prompt_ids, responses in segments:
-        prompt_start, prompt_length = len(tokens), len(prompt_ids)
-        assert prompt_length > 0, "a response needs a prompt token to be predicted from"
-        prompts.append((prompt_start, prompt_length))
-        tokens.extend(prompt_ids)
-        positions.extend(range(prompt_length))
-        for response_ids in responses:
-            start, length = len(tokens), len(response_ids)
-            assert length > 0, "a response has at least one token"
-            spans.append(Span(prompt=prompt_start, prompt_length=prompt_length, start=start, length=length))
-            tokens.extend(response_ids)
-            positions.extend(range(prompt_length, prompt_length + length))
-            source.append(prompt_start + prompt_length - 1)
-            source.extend(range(start, start + length - 1))
-            target.extend(response_ids)
-    return Layout(
-        tokens_T=torch.tensor(tokens),
-        positions_T=torch.tensor(positions),
-        source_N=torch.tensor(source),
-        target_N=torch.tensor(target),
-        lengths_M=torch.tensor([span.length for span in spans]),
-        prompts=tuple(prompts),
-        spans=tuple(spans),
-    )
+def shared_prompt_layout(
+    segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]], *, prompts_first: bool = False
+) -> Layout:
+    """Each (prompt, responses) as one segment, its prompt computed once.
+
+    `prompts_first` moves all prompts to the head of the row. What a token sees does not change; kernels that treat
+    prompts and responses apart then find each in one piece.
+    """
+    row = _Row()
+    if prompts_first:
+        starts = [row.prompt(prompt_ids) for prompt_ids, _ in segments]
+        for start, (prompt_ids, responses) in zip(starts, segments, strict=True):
+            row.responses(start, len(prompt_ids), responses)
+    else:
+        for prompt_ids, responses in segments:
+            row.responses(row.prompt(prompt_ids), len(prompt_ids), responses)
+    return row.layout()
 
 
 def separate_layout(segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]]) -> Layout:
     """Every response with a prompt of its own: the usual way, for comparison."""
     return shared_prompt_layout([(prompt, [response]) for prompt, responses in segments for response in responses])
+
+
+class _Row:
+    """A row under construction."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._positions: list[int] = []
+        self._source: list[int] = []
+        self._target: list[int] = []
+        self._prompts: list[tuple[int, int]] = []
+        self._spans: list[Span] = []
+
+    def prompt(self, ids: TokenIds) -> int:
+        """Appends a prompt; where it starts."""
+        assert len(ids) > 0, "a response needs a prompt token to be predicted from"
+        start = len(self._tokens)
+        self._prompts.append((start, len(ids)))
+        self._tokens.extend(ids)
+        self._positions.extend(range(len(ids)))
+        return start
+
+    def responses(self, prompt: int, prompt_length: int, responses: Sequence[TokenIds]) -> None:
+        for ids in responses:
+            assert len(ids) > 0, "a response has at least one token"
+            start, length = len(self._tokens), len(ids)
+            self._spans.append(Span(prompt=prompt, prompt_length=prompt_length, start=start, length=length))
+            self._tokens.extend(ids)
+            self._positions.extend(range(prompt_length, prompt_length + length))
+            self._source.append(prompt + prompt_length - 1)
+            self._source.extend(range(start, start + length - 1))
+            self._target.extend(ids)
+
+    def layout(self) -> Layout:
+        return Layout(
+            tokens_T=torch.tensor(self._tokens),
+            positions_T=torch.tensor(self._positions),
+            source_N=torch.tensor(self._source),
+            target_N=torch.tensor(self._target),
+            lengths_M=torch.tensor([span.length for span in self._spans]),
+            prompts=tuple(self._prompts),
+            spans=tuple(self._spans),
+        )

@@ -80,7 +80,11 @@ def build(config: Config, folder: Path, *, queue: GroupQueue, console: Console) 
         lane=lane,
         engine_lanes=lambda: [seat.lane for seat in pool.seats],
         trainer_tally=lambda: trainer.tally,
-        counters=lambda: {"request_retries": pool.retries, "reward_failures": scorer.failures},
+        counters=lambda: {
+            "request_retries": pool.retries,
+            "reward_failures": scorer.failures,
+            "producer_cpu_seconds": background.cpu_seconds(),
+        },
         decode=decode,
         show=console.show,
     )

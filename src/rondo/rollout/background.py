@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ T = TypeVar("T")
 class Background:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._cpu_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -35,6 +37,15 @@ class Background:
                 on_error(error)
 
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).add_done_callback(ended)
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the thread since the last call: what HTTP, JSON and dispatch really cost."""
+
+        async def now() -> float:
+            return time.thread_time()
+
+        before, self._cpu_seconds = self._cpu_seconds, self.call(now())
+        return self._cpu_seconds - before
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
