@@ -26,8 +26,8 @@ import rondo
 
 CHARACTERS = string.ascii_letters + string.digits + "+"
 VOCABULARY = len(CHARACTERS) + 1  # an end of sequence every 64 tokens or so: lengths are geometric
-PROMPT, LONGEST = 96, 128
-PROMPTS, GROUP, SLOTS = 32, 8, 16
+PROMPT, LONGEST = 32, 96
+PROMPTS, GROUP, SLOTS = 48, 8, 32
 HIDDEN, LAYERS = 256, 4
 
 PINNED = ["engines.cpus=[[0]]", "trainer.cpus=[1]", "engines.threads=1", "trainer.threads=1"]
@@ -51,7 +51,7 @@ def make_work(folder: Path) -> None:
         intermediate_size=3 * HIDDEN,
         num_hidden_layers=LAYERS,
         num_attention_heads=HIDDEN // 64,
-        num_key_value_heads=HIDDEN // 64,
+        num_key_value_heads=HIDDEN // 128,
         max_position_embeddings=256,
         eos_token_id=0,
         bos_token_id=None,

@@ -19,6 +19,7 @@ class Prompt:
     text: str  # the prompt as the model reads it
     token_ids: tuple[int, ...]  # [P]
     columns: Mapping[str, Any]  # the row's other columns, for the rewards
+    messages: tuple[Mapping[str, Any], ...] | None = None  # a chat prompt as the data had it; None: it was a string
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,7 +43,8 @@ def test_messages_go_through_the_chat_template_and_stay_at_hand(tokenizer: Any) 
     assert prompt.text == "1+2;="
     assert tokenizer.decode(prompt.token_ids) == "1+2;="
     assert all(type(token) is int for token in prompt.token_ids)
-    assert prompt.columns == {"answer": "3", "messages": [{"role": "user", "content": "1+2"}]}
+    assert prompt.columns == {"answer": "3"}
+    assert prompt.messages == ({"role": "user", "content": "1+2"},)
 
 
 class OldTokenizer:
@@ -70,15 +71,10 @@ def test_a_chat_template_s_own_refusal_is_passed_on(tokenizer: Any) -> None:
         make_template(tokenizer).render(chat_row())
 
 
-def test_a_messages_column_beside_a_chat_prompt_is_refused(tokenizer: Any) -> None:
-    tokenizer.chat_template = CHAT
-    with pytest.raises(DataError, match=r"data row 3 has a column messages.*rename the column"):
-        make_template(tokenizer).render(chat_row(messages="mine"))
-
-
 def test_a_messages_column_beside_a_string_prompt_is_kept(tokenizer: Any) -> None:
     prompt = make_template(tokenizer).render(Row(ordinal=0, prompt="1+1=", columns={"messages": "mine"}))
     assert prompt.columns == {"messages": "mine"}
+    assert prompt.messages is None
 
 
 def test_a_prompt_that_just_fits_the_context_is_taken(tokenizer: Any) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rondo.errors import DataError
-from rondo.prompts.dataset import Row
+from rondo.prompts.dataset import Messages, Row
 from rondo.types import Prompt
 
-MESSAGES = "messages"  # the column under which rewards find a chat prompt's messages
 EXCERPT = 60
 
 
@@ -23,19 +22,20 @@ class Template:
 
     def render(self, row: Row) -> Prompt:
         if isinstance(row.prompt, str):
-            text, columns = row.prompt, row.columns
+            text, messages = row.prompt, None
             encoded = self._tokenizer(text)
         else:
-            text, encoded = self._chat(row)
-            columns = _with_messages(row)
+            messages = row.prompt
+            text, encoded = self._chat(row.ordinal, messages)
         # transformers 5 returns a mapping where 4 returned the ids alone.
         token_ids = tuple(encoded["input_ids"] if isinstance(encoded, Mapping) else encoded)
         self._check_length(_named(row.ordinal, text), len(token_ids))
-        return Prompt(ordinal=row.ordinal, text=text, token_ids=token_ids, columns=columns)
+        return Prompt(
+            ordinal=row.ordinal, text=text, token_ids=token_ids, columns=row.columns, messages=messages
+        )
 
-    def _chat(self, row: Row) -> tuple[str, Any]:
-        messages = _messages(row)
-        named = _named(row.ordinal, str(messages[-1]["content"]))
+    def _chat(self, ordinal: int, messages: Messages) -> tuple[str, Any]:
+        named = _named(ordinal, str(messages[-1]["content"]))
         if not getattr(self._tokenizer, "chat_template", None):
             raise DataError(
                 f"{named} holds chat messages, but the model's tokenizer has no chat template: "
@@ -43,8 +43,8 @@ class Template:
             )
         render = self._tokenizer.apply_chat_template
         try:
-            text = render(messages, add_generation_prompt=True, tokenize=False)
-            return text, render(messages, add_generation_prompt=True, tokenize=True)
+            text = render(list(messages), add_generation_prompt=True, tokenize=False)
+            return text, render(list(messages), add_generation_prompt=True, tokenize=True)
         except Exception as error:  # templates raise what they like about messages they do not take
             raise DataError(f"{named}: the tokenizer's chat template refuses the messages: {error}") from error
 
@@ -57,20 +57,6 @@ class Template:
                 f"the model's context of {self._max_context}: shorten the prompt, "
                 "or lower rollout.max_new_tokens"
             )
-
-
-def _messages(row: Row) -> list[dict[str, Any]]:
-    assert not isinstance(row.prompt, str)
-    return [dict(message) for message in row.prompt]
-
-
-def _with_messages(row: Row) -> dict[str, Any]:
-    if MESSAGES in row.columns:
-        raise DataError(
-            f"data row {row.ordinal} has a column {MESSAGES} beside its chat prompt, and rewards find the "
-            "prompt's messages under that name: rename the column"
-        )
-    return {**row.columns, MESSAGES: _messages(row)}
 
 
 def _named(ordinal: int, text: str) -> str:

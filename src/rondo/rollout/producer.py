@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ class Scorer(Protocol):
         prompt: str | list[dict[str, Any]],
         completions: list[str],
         completion_ids: list[list[int]],
-        columns: dict[str, Any],
+        columns: Mapping[str, Any],
     ) -> Scores: ...
 
 
@@ -105,9 +105,8 @@ class Producer:
 
     async def _score(self, prompt: Prompt, answer: Answer) -> Scores:
         ids = [list(response.token_ids) for response in answer.responses]
-        columns = dict(prompt.columns)
-        shown = columns.pop("messages", prompt.text)
-        return await self._scorer.score(shown, [self._decode(tokens) for tokens in ids], ids, columns)
+        shown = prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
+        return await self._scorer.score(shown, [self._decode(tokens) for tokens in ids], ids, prompt.columns)
 
 
 async def _all(work: Any) -> None:
