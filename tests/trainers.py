@@ -9,7 +9,9 @@ import torch
 from rondo.attention.hf import adopt
 from rondo.observe.lane import Lane
 from rondo.stream.packing import packs, parts_of
-from rondo.trainer.objective.grpo import GRPO
+from rondo.trainer.objective import surrogate
+from rondo.trainer.objective.base import Objective
+from rondo.trainer.objective.kl_reward import RewardKL
 from rondo.trainer.optim import LearningRate, adamw
 from rondo.trainer.trainer import Trainer, TrainerSettings
 from rondo.trainer.tri_model import TriModel
@@ -28,14 +30,32 @@ def make_trainer(
     keep_old: bool = False,
     temperature: float = 1.0,
     max_grad_norm: float = 1e9,
+    algorithm: str = "grpo",
+    clip: tuple[float, float] = (0.2, 0.2),
+    entropy: float = 0.0,
+    correction_cap: float = 0.0,
+    reward_kl: RewardKL | None = None,
 ) -> Trainer:
     policy, reference = tiny_model(dtype=dtype), tiny_model(dtype=dtype, seed=1)
     for model in (policy, reference):
         adopt(model)
-    tri = TriModel(policy=policy, keep_old=keep_old, reference=reference if kl else None, temperature=temperature)
+    tri = TriModel(
+        policy=policy,
+        keep_old=keep_old,
+        reference=reference if kl or reward_kl else None,
+        temperature=temperature,
+        entropy=entropy > 0,
+    )
     return Trainer(
         model=tri,
-        objective=GRPO(clip=0.2, kl_coefficient=kl, kl_estimator=estimator),
+        objective=Objective(
+            surrogate=surrogate(algorithm, clip_low=clip[0], clip_high=clip[1]),
+            kl_coefficient=kl,
+            kl_estimator=estimator,
+            entropy_coefficient=entropy,
+            correction_cap=correction_cap,
+        ),
+        reward_kl=reward_kl,
         optimizer=adamw(tri.named_parameters(), weight_decay=0.1, betas=(0.9, 0.999)),
         learning_rate=LearningRate(peak=1e-2, total=10),
         settings=TrainerSettings(normalise=normalise, constant=16, attention=attention, max_grad_norm=max_grad_norm),

@@ -48,7 +48,7 @@ def test_the_required_keys_are_enough(path: Path) -> None:
         ("rolout.group_size = 4", "unknown key rolout: did you mean rollout?"),
         ("rollout.groupsize = 4", "unknown key rollout.groupsize: did you mean group_size?"),
         ("algorithm.kl.coeficient = 1", "unknown key algorithm.kl.coeficient: did you mean coefficient?"),
-        ("algorithm.kl.qqq = 1", "unknown key algorithm.kl.qqq: known here: coefficient, estimator"),
+        ("algorithm.kl.qqq = 1", "unknown key algorithm.kl.qqq: known here: coefficient, estimator, place"),
     ],
 )
 def test_an_unknown_key_is_refused_with_a_suggestion(path: Path, added: str, complaint: str) -> None:
@@ -103,6 +103,22 @@ def test_a_missing_key_is_named() -> None:
             ["schedule.updates_per_period = 5", "rollout.prompts_per_period = 4"],
         ),
         ({"engines": {"count": 2, "cpus": [[0]]}}, ["engines.cpus pins 1", "engines.count = 2"]),
+        (
+            {"algorithm": {"name": "rloo", "scale_advantages": True}},
+            ['algorithm.name = "rloo"', "algorithm.scale_advantages"],
+        ),
+        (
+            {"algorithm": {"name": "rloo"}, "rollout": {"group_size": 1}},
+            ['algorithm.name = "rloo"', "rollout.group_size = 1"],
+        ),
+        (
+            {"algorithm": {"name": "reinforce++", "kl": {"coefficient": 0.1, "place": "reward"}}},
+            ["algorithm.kl.place", 'algorithm.name = "reinforce++"'],
+        ),
+        (
+            {"algorithm": {"name": "rloo", "kl": {"coefficient": 0.1}}, "trainer": {"micro_tokens": 100}},
+            ["algorithm.kl.place", "trainer.micro_tokens = 100"],
+        ),
     ],
 )
 def test_an_impossible_combination_names_both_keys(sections: dict[str, Any], keys: list[str]) -> None:
@@ -110,6 +126,26 @@ def test_an_impossible_combination_names_both_keys(sections: dict[str, Any], key
         parse_config(tree(**sections))
     for key in keys:
         assert key in str(caught.value)
+
+
+def test_an_algorithm_brings_its_papers_defaults_and_yields_to_what_is_set() -> None:
+    def algorithm(**keys: Any) -> Any:
+        return parse_config(tree(algorithm=keys)).algorithm
+
+    def shape(found: Any) -> tuple[float, float, bool, str]:
+        return found.clip_low, found.clip_high, found.scale_advantages, found.normalise
+
+    assert shape(algorithm()) == (0.2, 0.2, True, "sequences")
+    assert shape(algorithm(name="dr-grpo")) == (0.2, 0.2, False, "constant")
+    assert shape(algorithm(name="dapo")) == (0.2, 0.28, True, "tokens")
+    assert shape(algorithm(name="gspo")) == (3e-4, 4e-4, True, "sequences")
+    assert shape(algorithm(name="rloo")) == (0.2, 0.2, False, "sequences")
+    assert shape(algorithm(name="cispo")) == (1.0, 4.0, True, "tokens")
+    assert shape(algorithm(name="dapo", clip=0.1, normalise="constant")) == (0.1, 0.1, True, "constant")
+    assert shape(algorithm(name="dapo", clip=0.1, clip_high=0.5))[:2] == (0.1, 0.5)
+    rloo = algorithm(name="rloo", kl={"coefficient": 0.5})
+    assert (rloo.kl.coefficient, rloo.kl.place, rloo.kl.estimator) == (0.5, "reward", "k1")
+    assert algorithm(name="rloo", kl={"place": "loss"}).kl.place == "loss"
 
 
 def test_off_policy_sampling_can_be_accepted() -> None:
@@ -185,6 +221,9 @@ def test_a_config_cannot_be_changed(path: Path) -> None:
 
 def test_a_written_config_reads_back_the_same(path: Path) -> None:
     config = read_config(path, ["engines.cpus=[[0],[1]]", "engines.count=2", "rollout.stop_token_ids=[1]"])
+    config.write(path.with_name("config.json"))
+    assert read_config(path.with_name("config.json")) == config
+    config = read_config(path, ["algorithm.name=rloo", "algorithm.clip=0.1"])
     config.write(path.with_name("config.json"))
     assert read_config(path.with_name("config.json")) == config
 

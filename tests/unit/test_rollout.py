@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import statistics
 import threading
@@ -11,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rondo.rollout.advantage import EPSILON, group_advantages
+from rondo.rollout.advantage import EPSILON, group_advantages, leave_one_out, whiten
 from rondo.rollout.background import Background
+from rondo.rollout.overlong import overlong_penalty
 from rondo.rollout.producer import _all
 from rondo.rollout.seeds import group_seed
+from tests.conftest import make_group
 
 rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=16)
 
@@ -37,6 +40,35 @@ def test_unscaled_advantages_sum_to_zero(rewards):
 
 def test_a_group_of_one_has_no_advantage():
     assert group_advantages([0.7], scale=True) == (0.0,)
+
+
+@given(rewards=rewards)
+def test_leave_one_out_compares_each_reward_with_the_mean_of_the_others(rewards):
+    for i, value in enumerate(leave_one_out(rewards)):
+        others = rewards[:i] + rewards[i + 1 :]
+        assert math.isclose(value, rewards[i] - statistics.fmean(others), rel_tol=1e-9, abs_tol=1e-9)
+
+
+@given(batches=st.lists(rewards, min_size=1, max_size=5), data=st.data())
+def test_whitening_is_over_all_responses_of_the_period_and_blind_to_order(batches, data):
+    groups = [
+        dataclasses.replace(make_group(index=index, responses=[[1]] * len(batch)), rewards=tuple(batch))
+        for index, batch in enumerate(batches)
+    ]
+    everything = [reward for batch in batches for reward in batch]
+    found = whiten(groups, scale=True)
+    mean, deviation = statistics.fmean(everything), statistics.pstdev(everything)
+    for group in found:
+        for value, reward in zip(group.advantages, group.rewards, strict=True):
+            assert math.isclose(value, (reward - mean) / (deviation + EPSILON), rel_tol=1e-6, abs_tol=1e-6)
+    shuffled = whiten(data.draw(st.permutations(groups)), scale=True)
+    assert sorted(shuffled, key=lambda group: group.index) == found
+
+
+def test_length_costs_nothing_up_to_the_buffer_and_all_of_it_at_the_limit():
+    costs = [overlong_penalty(length, limit=20, buffer=4) for length in (1, 16, 17, 18, 20)]
+    assert costs == [0, 0, -0.25, -0.5, -1]
+    assert overlong_penalty(20, limit=20, buffer=0) == 0
 
 
 @given(st.tuples(st.integers(0, 2**40), st.integers(0, 10**6), st.integers(0, 10**9)))

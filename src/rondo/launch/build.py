@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rondo.attention.hf import adopt
-from rondo.config import Config, asset_or_path
+from rondo.config import AlgorithmConfig, Config, asset_or_path
 from rondo.engines.client import HttpEngine
 from rondo.engines.pool import EnginePool
 from rondo.errors import AddressError, ConfigError, EngineError, ModelError
@@ -27,13 +28,16 @@ from rondo.prompts.dataset import Dataset, read_rows
 from rondo.prompts.stream import PromptStream
 from rondo.prompts.template import Template
 from rondo.rewards.runner import RewardRunner
+from rondo.rollout.advantage import advantages_of, whiten
 from rondo.rollout.background import Background
 from rondo.rollout.evaluation import Evaluation
 from rondo.rollout.producer import Producer, ProducerSettings
 from rondo.stream.loader import Loader, LoaderSettings
 from rondo.stream.queue import GroupQueue
 from rondo.trainer.checkpoint import Checkpoints
-from rondo.trainer.objective.grpo import GRPO
+from rondo.trainer.objective import surrogate
+from rondo.trainer.objective.base import Objective
+from rondo.trainer.objective.kl_reward import RewardKL
 from rondo.trainer.optim import LearningRate, adamw
 from rondo.trainer.trainer import Trainer, TrainerSettings
 from rondo.trainer.tri_model import TriModel
@@ -131,11 +135,13 @@ def build_trainer(config: Config, lane: Lane) -> Trainer:
         keep_old=config.schedule.updates_per_period > 1,
         reference=_load(config.model.path, device) if kl.coefficient > 0 else None,
         temperature=config.rollout.temperature,
+        entropy=config.algorithm.entropy_coefficient > 0,
     )
     updates = config.schedule.updates_per_period
     return Trainer(
         model=model,
-        objective=GRPO(clip=config.algorithm.clip, kl_coefficient=kl.coefficient, kl_estimator=kl.estimator),
+        objective=objective(config.algorithm),
+        reward_kl=reward_kl(config.algorithm),
         optimizer=adamw(model.named_parameters(), weight_decay=config.trainer.weight_decay, betas=config.trainer.betas),
         learning_rate=LearningRate(
             peak=config.trainer.learning_rate,
@@ -151,6 +157,26 @@ def build_trainer(config: Config, lane: Lane) -> Trainer:
         ),
         lane=lane,
         device=device,
+    )
+
+
+def objective(algorithm: AlgorithmConfig) -> Objective:
+    return Objective(
+        surrogate=surrogate(algorithm.name, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high),
+        kl_coefficient=algorithm.kl.coefficient if algorithm.kl.place == "loss" else 0.0,
+        kl_estimator=algorithm.kl.estimator,
+        entropy_coefficient=algorithm.entropy_coefficient,
+        correction_cap=algorithm.correction_cap,
+    )
+
+
+def reward_kl(algorithm: AlgorithmConfig) -> RewardKL | None:
+    if not algorithm.kl.coefficient or algorithm.kl.place == "loss":
+        return None
+    return RewardKL(
+        coefficient=algorithm.kl.coefficient,
+        estimator=algorithm.kl.estimator,
+        advantages=advantages_of(algorithm.name, scale=algorithm.scale_advantages),
     )
 
 
@@ -238,7 +264,8 @@ def _producer_settings(config: Config, policy: PreTrainedModel, tokenizer: Any) 
     return ProducerSettings(
         run_seed=config.run.seed,
         group_size=rollout.group_size,
-        scale_advantages=config.algorithm.scale_advantages,
+        advantages=advantages_of(config.algorithm.name, scale=config.algorithm.scale_advantages),
+        overlong_buffer=round(config.algorithm.overlong_buffer * rollout.max_new_tokens),
         sampling=Sampling(
             temperature=rollout.temperature,
             top_p=rollout.top_p,
@@ -257,7 +284,8 @@ def _eos_ids(policy: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _loader(config: Config, queue: GroupQueue, lane: Lane, console: Console) -> Loader:
-    every_group_counts = config.algorithm.kl.coefficient > 0
+    algorithm = config.algorithm
+    every_group_counts = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient > 0
 
     def has_gradient(group: Group) -> bool:
         return every_group_counts or any(group.advantages)
@@ -275,6 +303,7 @@ def _loader(config: Config, queue: GroupQueue, lane: Lane, console: Console) -> 
         lane=lane,
         on_silence=console.silence,
         silence_seconds=config.launch.silence_seconds,
+        finish=partial(whiten, scale=algorithm.scale_advantages) if algorithm.name == "reinforce++" else None,
     )
 
 

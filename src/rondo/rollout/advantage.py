@@ -1,11 +1,20 @@
-"""Advantages of one group: known as soon as the group is whole. Pure functions."""
+"""Advantages of one group, known as soon as it is whole, or of one period, known when its last group is.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from rondo.types import Group
 
 EPSILON = 1e-6
+
+Advantages = Callable[[Sequence[float]], tuple[float, ...]]  # of a group's rewards
 
 
 def group_advantages(rewards: Sequence[float], *, scale: bool) -> tuple[float, ...]:
@@ -19,3 +28,31 @@ def group_advantages(rewards: Sequence[float], *, scale: bool) -> tuple[float, .
         return tuple(centred)
     deviation = math.sqrt(math.fsum(value * value for value in centred) / (len(rewards) - 1))
     return tuple(value / (deviation + EPSILON) for value in centred)
+
+
+def leave_one_out(rewards: Sequence[float]) -> tuple[float, ...]:
+    """RLOO: each reward less the mean of the others, which is G / (G - 1) times its distance from the group's mean."""
+    factor = len(rewards) / (len(rewards) - 1)
+    return tuple(factor * value for value in group_advantages(rewards, scale=False))
+
+
+def whiten(groups: Sequence[Group], *, scale: bool) -> list[Group]:
+    """REINFORCE++: (r - mean) / std over all responses of the period (of the population, as its published code does).
+    The sums are exact (fsum), so the order of the groups does not matter to the last bit."""
+    rewards = [reward for group in groups for reward in group.rewards]
+    if not rewards or min(rewards) == max(rewards):
+        return [dataclasses.replace(group, advantages=(0.0,) * len(group.rewards)) for group in groups]
+    mean = math.fsum(rewards) / len(rewards)
+    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)) + EPSILON
+    divisor = deviation if scale else 1.0
+    return [
+        dataclasses.replace(group, advantages=tuple((reward - mean) / divisor for reward in group.rewards))
+        for group in groups
+    ]
+
+
+def advantages_of(algorithm: str, *, scale: bool) -> Advantages:
+    """The estimator of one group. REINFORCE++ has none: its rewards stay as they are until the period is whole."""
+    if algorithm == "reinforce++":
+        return tuple
+    return leave_one_out if algorithm == "rloo" else partial(group_advantages, scale=scale)

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from rondo.engines.pool import EnginePool
 from rondo.rewards.runner import Scores
-from rondo.rollout.advantage import group_advantages
+from rondo.rollout.advantage import Advantages
 from rondo.rollout.background import Background
+from rondo.rollout.overlong import overlong_penalty
 from rondo.rollout.seeds import group_seed
 from rondo.stream.queue import GroupQueue
 from rondo.types import Answer, Group, Prompt, Sampling
@@ -36,7 +37,8 @@ class ProducerSettings:
     run_seed: int
     group_size: int
     sampling: Sampling
-    scale_advantages: bool
+    advantages: Advantages
+    overlong_buffer: int = 0  # tokens before the limit in which length costs reward
 
 
 class Producer:
@@ -82,21 +84,32 @@ class Producer:
         answer = await self._ask(prompt, n=self._settings.group_size, seed=seed, version=period)
         answered_at = time.monotonic()
         scores = await self._score(prompt, answer)
+        rewards, parts = self._shaped(answer, scores)
         group = Group(
             period=period,
             index=index,
             prompt=prompt,
             seed=seed,
             answer=answer,
-            rewards=scores.rewards,
-            reward_parts=scores.parts,
-            advantages=group_advantages(scores.rewards, scale=self._settings.scale_advantages),
+            rewards=rewards,
+            reward_parts=parts,
+            advantages=self._settings.advantages(rewards),
             asked_at=asked_at,
             answered_at=answered_at,
             scored_at=time.monotonic(),
         )
         self._on_group(group)
         self._queue.put(group)
+
+    def _shaped(self, answer: Answer, scores: Scores) -> tuple[tuple[float, ...], Mapping[str, tuple[float, ...]]]:
+        """Rewards as they are trained, and their parts: the functions' own, less what length costs."""
+        limit, buffer = self._settings.sampling.max_tokens, self._settings.overlong_buffer
+        if not buffer:
+            return scores.rewards, scores.parts
+        lengths = [len(response.token_ids) for response in answer.responses]
+        penalties = tuple(overlong_penalty(length, limit=limit, buffer=buffer) for length in lengths)
+        shaped = tuple(reward + penalty for reward, penalty in zip(scores.rewards, penalties, strict=True))
+        return shaped, {**scores.parts, "overlong": penalties}
 
     async def _ask(self, prompt: Prompt, *, n: int, seed: int, version: int) -> Answer:
         return await self._pool.generate(

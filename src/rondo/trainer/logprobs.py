@@ -21,13 +21,21 @@ def token_logps(
     *,
     temperature: float,
     vocabulary: int,
+    entropy: bool = False,
 ) -> torch.Tensor:
-    """log softmax(head(hidden) / temperature) at the targets, [N] in float32 (float64 for float64 models)."""
+    """log softmax(head(hidden) / temperature) at the targets, [N] in float32 (float64 for float64 models).
+
+    With `entropy`, [2, N]: below them the entropy of each whole distribution, in nats.
+    """
 
     def chunk_logps(hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         logits = head(hidden)
         logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
-        return logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1)
+        norm = logits.logsumexp(-1)
+        logps = logits.gather(-1, target[:, None])[:, 0] - norm
+        if not entropy:
+            return logps
+        return torch.stack([logps, norm - (logits.softmax(-1) * logits).sum(-1)])
 
     rows = max(1, CHUNK_ELEMENTS // vocabulary)
     if hidden_NC.shape[0] <= rows:
@@ -39,4 +47,4 @@ def token_logps(
         else chunk_logps(hidden, target)
         for hidden, target in zip(torch.split(hidden_NC, rows), torch.split(target_N, rows), strict=True)
     ]
-    return torch.cat(chunks)
+    return torch.cat(chunks, dim=-1)

@@ -16,8 +16,9 @@ from rondo.errors import NonFiniteGradientError
 from rondo.observe.lane import Lane
 from rondo.observe.metrics import Tally
 from rondo.trainer.objective.base import Objective, TokenBatch
+from rondo.trainer.objective.kl_reward import RewardKL
 from rondo.trainer.optim import LearningRate
-from rondo.trainer.tri_model import TriModel
+from rondo.trainer.tri_model import TriLogps, TriModel
 from rondo.types import Group, MicroBatch, Part
 
 
@@ -40,12 +41,14 @@ class Trainer:
         settings: TrainerSettings,
         lane: Lane,
         device: torch.device,
+        reward_kl: RewardKL | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.steps = 0  # optimizer steps taken in the whole run
         self.tally = Tally()
         self._objective = objective
+        self._reward_kl = reward_kl
         self._learning_rate = learning_rate
         self._settings = settings
         self._lane = lane
@@ -121,22 +124,33 @@ class Trainer:
         like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self._device)
         responses = [response for part in micro.parts for response in part.responses]
         engine_N = like([logp for response in responses for logp in response.logps])
-        advantages = [part.group.advantages[part.first : part.last] for part in micro.parts]
-        advantages_M = like([value for values in advantages for value in values])
+        advantages_M = like(self._advantages(micro.parts, logps, layout, tally))
         weights_M = torch.ones_like(advantages_M)
         if self._settings.normalise == "sequences":
             weights_M = weights_M / layout.lengths_M
         batch = TokenBatch(
             logps_N=logps.policy_N,
             old_N=logps.old_N,
+            engine_N=engine_N,
             reference_N=logps.reference_N,
+            entropy_N=logps.entropy_N,
             advantages_N=advantages_M.repeat_interleave(layout.lengths_M),
             weights_N=weights_M.repeat_interleave(layout.lengths_M),
+            lengths_M=layout.lengths_M,
         )
         loss = self._objective(batch, tally)
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss += loss.detach()
         self._measure(logps.policy_N.detach(), logps.old_N, engine_N, layout, tally)
+
+    def _advantages(self, parts: tuple[Part, ...], logps: TriLogps, layout: Layout, tally: Tally) -> list[float]:
+        """Of every response: the producer's, or made anew where the reward holds a KL penalty."""
+        if self._reward_kl is None:
+            return [value for part in parts for value in part.group.advantages[part.first : part.last]]
+        assert logps.reference_N is not None
+        return self._reward_kl(
+            parts, old_N=logps.old_N, reference_N=logps.reference_N, lengths_M=layout.lengths_M, tally=tally
+        )
 
     def _layout(self, parts: tuple[Part, ...]) -> Layout:
         segments = [

@@ -22,6 +22,7 @@ class TriLogps:
     policy_N: torch.Tensor  # with gradient
     old_N: torch.Tensor
     reference_N: torch.Tensor | None
+    entropy_N: torch.Tensor | None = None  # of the policy, with gradient
 
 
 class TriModel:
@@ -32,11 +33,13 @@ class TriModel:
         keep_old: bool,
         reference: PreTrainedModel | None,
         temperature: float,
+        entropy: bool = False,
     ) -> None:
         self.policy = policy
         self.old = _frozen(copy.deepcopy(policy)) if keep_old else None
         self.reference = _frozen(reference) if reference is not None else None
         self._temperature = temperature
+        self._entropy = entropy
 
     def begin_period(self) -> None:
         """The policy that generates this period becomes the old policy; never in the middle of one."""
@@ -46,17 +49,18 @@ class TriModel:
                     held.copy_(current)
 
     def logps(self, layout: Layout) -> TriLogps:
-        policy_N = self._score(self.policy, layout)
+        policy_N = self._score(self.policy, layout, entropy=self._entropy)
+        policy_N, entropy_N = policy_N if self._entropy else (policy_N, None)
         with torch.no_grad():
             old_N = policy_N.detach() if self.old is None else self._score(self.old, layout)
             reference_N = None if self.reference is None else self._score(self.reference, layout)
-        return TriLogps(policy_N=policy_N, old_N=old_N, reference_N=reference_N)
+        return TriLogps(policy_N=policy_N, old_N=old_N, reference_N=reference_N, entropy_N=entropy_N)
 
     def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """The policy's, tied ones once."""
         return list(self.policy.named_parameters())
 
-    def _score(self, model: PreTrainedModel, layout: Layout) -> torch.Tensor:
+    def _score(self, model: PreTrainedModel, layout: Layout, *, entropy: bool = False) -> torch.Tensor:
         head = model.get_output_embeddings()
         return token_logps(
             head,
@@ -64,6 +68,7 @@ class TriModel:
             layout.target_N,
             temperature=self._temperature,
             vocabulary=head.weight.shape[0],
+            entropy=entropy,
         )
 
 
