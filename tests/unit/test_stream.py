@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
@@ -26,7 +27,9 @@ def groups_of(shapes) -> list[Group]:
     ]
 
 
-def loader_over(groups, *, updates=1, budget=32, synchronous=False, prompt_order=False, arrival=None, silence=None):
+def loader_over(
+    groups, *, updates=1, budget=32, synchronous=False, prompt_order=False, arrival=None, silence=None, finish=None
+):
     queue = GroupQueue()
     for group in arrival or groups:
         queue.put(group)
@@ -43,6 +46,7 @@ def loader_over(groups, *, updates=1, budget=32, synchronous=False, prompt_order
         lane=Lane(),
         on_silence=silence or (lambda awaited, seconds: pytest.fail(awaited)),
         silence_seconds=5,
+        finish=finish,
     )
 
 
@@ -98,6 +102,24 @@ def test_the_synchronous_loader_yields_nothing_before_the_last_group():
     loader._queue.put(groups[2])
     thread.join(timeout=5)
     assert len(trained([first])) == 3
+
+
+@pytest.mark.parametrize("prompt_order", [True, False])
+@pytest.mark.parametrize("updates", [1, 2])
+def test_advantages_that_need_the_whole_period_are_finished_before_anything_is_trained(prompt_order, updates):
+    groups = groups_of([[1], [1], [1]])
+    seen = []
+
+    def finish(whole):
+        seen.append([group.index for group in whole])
+        return [dataclasses.replace(group, advantages=(float(group.index),)) for group in whole]
+
+    arrival = [groups[2], groups[0], groups[1]]
+    loader = loader_over(groups, arrival=arrival, finish=finish, prompt_order=prompt_order, updates=updates)
+    handed = [list(update) for update in loader.updates(0)]
+    assert seen == [[0, 1, 2]]
+    assert {part.group.advantages for update in handed for micro in update for part in micro.parts} == {(1.0,), (2.0,)}
+    assert [group.index for micro in handed[0] for group in micro.skipped] == [0]
 
 
 def test_the_periodic_loader_yields_the_first_group_while_others_are_missing():

@@ -37,10 +37,14 @@ class Loader:
         lane: Lane,
         on_silence: Callable[[str, float], None],
         silence_seconds: float,
+        finish: Callable[[list[Group]], list[Group]] | None = None,
     ) -> None:
         self._queue = queue
         self._settings = settings
         self._has_gradient = has_gradient
+        self._finish = (
+            finish  # needs all groups of the period, in prompt order: then nothing is yielded before the last
+        )
         self._lane = lane
         self._on_silence = on_silence
         self._silence_seconds = silence_seconds
@@ -54,9 +58,11 @@ class Loader:
         members: list[list[int]] = [[] for _ in range(updates)]
         for index in range(groups):
             members[index * updates // groups].append(index)
-        if self._settings.synchronous:
+        if self._settings.synchronous or self._finish is not None:
             for index in range(groups):
                 self._wait_for({index})
+        if self._finish is not None:
+            self._waiting |= {group.index: group for group in self._finish([self._waiting[i] for i in range(groups)])}
         for indices in members:
             yield (self._in_prompt_order(indices) if self._settings.prompt_order else self._as_they_come(indices))
 
