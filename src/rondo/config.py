@@ -95,7 +95,7 @@ class KLConfig(Section):
 # What a paper sets otherwise than the defaults below, which are GRPO's; what the user sets goes before either.
 PAPERS: dict[str, dict[str, Any]] = {
     "dr-grpo": {"scale_advantages": False, "normalise": "constant"},
-    "dapo": {"clip_high": 0.28, "normalise": "tokens", "overlong_buffer": 0.2},
+    "dapo": {"clip_high": 0.28, "normalise": "tokens", "overlong_buffer": 0.2, "filter": "nonzero-spread"},
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
     "rloo": {"scale_advantages": False, "kl": {"place": "reward", "estimator": "k1"}},
     "reinforce++": {"kl": {"estimator": "k2"}},
@@ -127,6 +127,15 @@ class AlgorithmConfig(Section):
     entropy_coefficient: float = Field(default=0.0, ge=0, description="Weight of the policy's entropy, as a bonus.")
     correction_cap: float = Field(
         default=0.0, ge=0, description="Weigh tokens by trainer / engine probability, at most this; 0: do not."
+    )
+    filter: Literal["none", "nonzero-spread"] = Field(
+        default="none", description="nonzero-spread: train the period's first groups whose rewards are not all equal."
+    )
+    oversample: float = Field(
+        default=1.5, ge=1, description="With a filter: ask for so many times prompts_per_period groups at first."
+    )
+    max_candidates: int = Field(
+        default=0, ge=0, description="With a filter: groups to try per period; 0: ten times prompts_per_period."
     )
     kl: KLConfig = KLConfig()
 
@@ -278,6 +287,16 @@ class Config(Section):
                 f'algorithm.kl.place = "reward" needs every group whole in one micro-batch, but rollout.group_size x '
                 f"rollout.max_new_tokens = {longest} exceeds trainer.micro_tokens = {self.trainer.micro_tokens}: "
                 'raise that, or set algorithm.kl.place = "loss"'
+            )
+        if 0 < algorithm.max_candidates < rollout.prompts_per_period:
+            raise ValueError(
+                f"algorithm.max_candidates = {algorithm.max_candidates} is below rollout.prompts_per_period = "
+                f"{rollout.prompts_per_period}: a period could never be full"
+            )
+        if algorithm.filter != "none" and rollout.group_size == 1:
+            raise ValueError(
+                f'algorithm.filter = "{algorithm.filter}" keeps groups whose rewards differ: '
+                "rollout.group_size = 1 has none"
             )
 
     def write(self, path: Path) -> None:

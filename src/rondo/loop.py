@@ -38,13 +38,14 @@ def train(run: Run, *, start: int, total: int, prompts_per_period: int) -> None:
     run.publisher.publish(version=start)
     run.evaluation.evaluate(version=start)
     for period in range(start, total):
-        prompts = run.prompts.take(prompts_per_period)  # fixed before anything is generated
-        run.producer.begin(period, prompts)  # in the background
+        prompts = run.prompts.ahead()  # in an order that is fixed before anything is generated
+        run.producer.begin(period, prompts, groups=prompts_per_period)  # in the background
         run.trainer.begin_period()
         for update in run.loader.updates(period):  # one, unless updates_per_period says more
             for micro in update:  # groups in the order in which they finish
                 run.trainer.accumulate(micro)  # forward + backward, raw sums
             run.trainer.step()  # divide once, clip, one optimizer step
+        run.prompts.advance(run.producer.finish())  # past the last prompt that was needed
         run.publisher.publish(version=period + 1)  # returns when every engine confirmed
         run.evaluation.evaluate(version=period + 1)
         run.recorder.finish(period)

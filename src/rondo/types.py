@@ -56,7 +56,7 @@ class Group:
     """One prompt with its G responses and their rewards; the unit that is streamed."""
 
     period: int
-    index: int  # place among the period's prompts
+    index: int  # place among the period's prompts (with a filter: among its candidates)
     prompt: Prompt
     seed: int  # sample i was drawn with seed + i
     answer: Answer
@@ -66,6 +66,7 @@ class Group:
     asked_at: float  # seconds, monotonic clock of the producer
     answered_at: float
     scored_at: float
+    place: int | None = None  # among the groups that passed the filter, where its order matters; None: the index
 
     @property
     def tokens(self) -> int:
@@ -75,6 +76,14 @@ class Group:
     @property
     def response_tokens(self) -> int:
         return sum(len(response.token_ids) for response in self.answer.responses)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortfall:
+    """Word to the loader that no more groups of this period will come: too few passed the filter."""
+
+    period: int
+    groups: int  # that did
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,6 +112,14 @@ def test_a_missing_key_is_named() -> None:
             ['algorithm.name = "rloo"', "rollout.group_size = 1"],
         ),
         (
+            {"algorithm": {"name": "dapo"}, "rollout": {"group_size": 1}},
+            ['algorithm.filter = "nonzero-spread"', "rollout.group_size = 1"],
+        ),
+        (
+            {"algorithm": {"filter": "nonzero-spread", "max_candidates": 9}, "rollout": {"prompts_per_period": 10}},
+            ["algorithm.max_candidates = 9", "rollout.prompts_per_period = 10"],
+        ),
+        (
             {"algorithm": {"name": "reinforce++", "kl": {"coefficient": 0.1, "place": "reward"}}},
             ["algorithm.kl.place", 'algorithm.name = "reinforce++"'],
         ),
@@ -143,6 +151,7 @@ def test_an_algorithm_brings_its_papers_defaults_and_yields_to_what_is_set() -> 
     assert shape(algorithm(name="cispo")) == (1.0, 4.0, True, "tokens")
     assert shape(algorithm(name="dapo", clip=0.1, normalise="constant")) == (0.1, 0.1, True, "constant")
     assert shape(algorithm(name="dapo", clip=0.1, clip_high=0.5))[:2] == (0.1, 0.5)
+    assert (algorithm(name="dapo").filter, algorithm(name="dapo", filter="none").filter) == ("nonzero-spread", "none")
     rloo = algorithm(name="rloo", kl={"coefficient": 0.5})
     assert (rloo.kl.coefficient, rloo.kl.place, rloo.kl.estimator) == (0.5, "reward", "k1")
     assert algorithm(name="rloo", kl={"place": "loss"}).kl.place == "loss"

@@ -14,7 +14,7 @@ from rondo.observe.lane import Lane
 from rondo.stream.loader import Loader, LoaderSettings
 from rondo.stream.packing import packs, parts_of, whole
 from rondo.stream.queue import GroupQueue
-from rondo.types import Group, MicroBatch
+from rondo.types import Group, MicroBatch, Shortfall
 from tests.conftest import make_group
 
 lengths = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=12)
@@ -120,6 +120,31 @@ def test_advantages_that_need_the_whole_period_are_finished_before_anything_is_t
     assert seen == [[0, 1, 2]]
     assert {part.group.advantages for update in handed for micro in update for part in micro.parts} == {(1.0,), (2.0,)}
     assert [group.index for micro in handed[0] for group in micro.skipped] == [0]
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("prompt_order", [True, False])
+def test_a_shortfall_ends_the_period_with_the_groups_that_came(updates, synchronous, prompt_order):
+    """Six were wanted, candidates 2, 5, 6 and 9 passed the filter."""
+    kept = [dataclasses.replace(groups_of([[1]] * 10)[index], place=place) for place, index in enumerate([2, 5, 6, 9])]
+    loader = loader_over(
+        groups_of([[1]] * 6),
+        arrival=[*kept, Shortfall(period=0, groups=4)],
+        updates=updates,
+        synchronous=synchronous,
+        prompt_order=prompt_order,
+    )
+    handed = [trained([list(update)]) for update in loader.updates(0)]
+    indices = [[index for index, _ in update] for update in handed]
+    assert indices == ([[2, 5, 6, 9]] if updates == 1 else [[2, 5], [6, 9], []])
+
+
+def test_groups_that_are_certain_before_their_place_is_known_are_trained_as_they_come():
+    candidates = groups_of([[1]] * 9)
+    loader = loader_over(candidates[:3], arrival=[candidates[8], candidates[4]])
+    micro = next(next(loader.updates(0)))
+    assert [part.group.index for part in micro.parts] == [8, 4]
 
 
 def test_the_periodic_loader_yields_the_first_group_while_others_are_missing():

@@ -31,6 +31,7 @@ from rondo.rewards.runner import RewardRunner
 from rondo.rollout.advantage import advantages_of, whiten
 from rondo.rollout.background import Background
 from rondo.rollout.evaluation import Evaluation
+from rondo.rollout.filters import FilterSettings
 from rondo.rollout.producer import Producer, ProducerSettings
 from rondo.stream.loader import Loader, LoaderSettings
 from rondo.stream.queue import GroupQueue
@@ -87,6 +88,7 @@ def build(config: Config, folder: Path, *, queue: GroupQueue, console: Console) 
         counters=lambda: {
             "request_retries": pool.retries,
             "reward_failures": scorer.failures,
+            "candidates_unneeded": producer.unneeded,
             "producer_cpu_seconds": background.cpu_seconds(),
         },
         decode=decode,
@@ -100,6 +102,7 @@ def build(config: Config, folder: Path, *, queue: GroupQueue, console: Console) 
         decode=decode,
         settings=_producer_settings(config, trainer.model.policy, tokenizer),
         on_group=recorder.saw,
+        on_shortfall=console.warn,
     )
     run = Run(
         prompts=prompts,
@@ -266,12 +269,24 @@ def _producer_settings(config: Config, policy: PreTrainedModel, tokenizer: Any) 
         group_size=rollout.group_size,
         advantages=advantages_of(config.algorithm.name, scale=config.algorithm.scale_advantages),
         overlong_buffer=round(config.algorithm.overlong_buffer * rollout.max_new_tokens),
+        filter=_filter(config),
         sampling=Sampling(
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             max_tokens=rollout.max_new_tokens,
             stop_token_ids=stop,
         ),
+    )
+
+
+def _filter(config: Config) -> FilterSettings | None:
+    algorithm, schedule = config.algorithm, config.schedule
+    if algorithm.filter == "none":
+        return None
+    return FilterSettings(
+        oversample=algorithm.oversample,
+        limit=algorithm.max_candidates or 10 * config.rollout.prompts_per_period,
+        in_order=schedule.order == "prompt" or schedule.updates_per_period > 1,
     )
 
 
@@ -298,6 +313,7 @@ def _loader(config: Config, queue: GroupQueue, lane: Lane, console: Console) -> 
             micro_tokens=config.trainer.micro_tokens,
             synchronous=config.schedule.mode == "synchronous",
             prompt_order=config.schedule.order == "prompt",
+            filtered=algorithm.filter != "none",
         ),
         has_gradient=has_gradient,
         lane=lane,

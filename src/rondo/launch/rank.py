@@ -71,7 +71,7 @@ def _loop(config: Config, built: Built, start: int) -> None:
             raise Interrupted(
                 f"stopped between two updates of period {period}; --resume goes on from the last checkpoint"
             ) from None
-        run.checkpoints.save(period=period, cursor=period * size)
+        run.checkpoints.save(period=period, cursor=run.prompts.dataset.cursor)
         raise Interrupted(f"stopped in period {period} and saved; go on with --resume") from None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rondo.prompts.dataset import Dataset
 from rondo.prompts.template import Template
 from rondo.types import Prompt
@@ -14,3 +16,11 @@ class PromptStream:
 
     def take(self, count: int) -> list[Prompt]:
         return [self._template.render(row) for row in self.dataset.take(count)]
+
+    def ahead(self) -> Callable[[int], Prompt]:
+        """The prompts from the cursor on, by their distance from it; the cursor stays."""
+        start = self.dataset.cursor
+        return lambda distance: self._template.render(self.dataset.row_at(start + distance))
+
+    def advance(self, count: int) -> None:
+        self.dataset.cursor += count

@@ -31,12 +31,14 @@ class Background:
             future.cancel()  # an interrupt of the caller must not leave the work running
             raise
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None], *, on_error: Callable[[BaseException], None]) -> None:
-        def ended(future: Future[None]) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, on_error: Callable[[BaseException], None]) -> Future[T]:
+        def ended(future: Future[T]) -> None:
             if not future.cancelled() and (error := future.exception()) is not None:
                 on_error(error)
 
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).add_done_callback(ended)
+        spawned = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        spawned.add_done_callback(ended)
+        return spawned
 
     def cpu_seconds(self) -> float:
         """Processor time of the thread since the last call: what HTTP, JSON and dispatch really cost."""

@@ -7,6 +7,7 @@ engine pool and the reward workers. Whatever fails in it fails the queue: the lo
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from rondo.engines.pool import EnginePool
 from rondo.rewards.runner import Scores
 from rondo.rollout.advantage import Advantages
 from rondo.rollout.background import Background
+from rondo.rollout.filters import FilterSettings, Selection, nonzero_spread
 from rondo.rollout.overlong import overlong_penalty
 from rondo.rollout.seeds import group_seed
 from rondo.stream.queue import GroupQueue
-from rondo.types import Answer, Group, Prompt, Sampling
+from rondo.types import Answer, Group, Prompt, Sampling, Shortfall
 
 
 class Scorer(Protocol):
@@ -39,6 +41,7 @@ class ProducerSettings:
     sampling: Sampling
     advantages: Advantages
     overlong_buffer: int = 0  # tokens before the limit in which length costs reward
+    filter: FilterSettings | None = None  # None: every group is trained
 
 
 class Producer:
@@ -52,6 +55,7 @@ class Producer:
         decode: Callable[[Sequence[int]], str],
         settings: ProducerSettings,
         on_group: Callable[[Group], None],
+        on_shortfall: Callable[[str], None],
     ) -> None:
         self._background = background
         self._pool = pool
@@ -60,11 +64,20 @@ class Producer:
         self._decode = decode
         self._settings = settings
         self._on_group = on_group
+        self._on_shortfall = on_shortfall
+        self.unneeded = 0  # candidates that were asked for beyond the last one needed, in the whole run
 
-    def begin(self, period: int, prompts: Sequence[Prompt]) -> None:
-        """Start generating; groups appear in the queue as they finish."""
-        work = (self._group(period, index, prompt) for index, prompt in enumerate(prompts))
-        self._background.spawn(_all(work), on_error=self._queue.fail)
+    def begin(self, period: int, prompts: Callable[[int], Prompt], *, groups: int) -> None:
+        """Start generating the period's prompts, in their order; groups appear in the queue as they finish."""
+        if self._settings.filter is None:
+            work = self._every(period, [prompts(index) for index in range(groups)])
+        else:
+            work = self._first(period, prompts, Selection(wanted=groups, settings=self._settings.filter))
+        self._working = self._background.spawn(work, on_error=self._queue.fail)
+
+    def finish(self) -> int:
+        """How many of the period's prompts were needed; waits until none is being generated any more."""
+        return self._working.result()
 
     def evaluate(self, version: int, prompts: Sequence[Prompt], samples: int) -> list[float]:
         """Mean reward of every held-out prompt under this version; waits for the last."""
@@ -78,7 +91,48 @@ class Producer:
         self._background.call(_all(score(index, prompt) for index, prompt in enumerate(prompts)))
         return rewards
 
-    async def _group(self, period: int, index: int, prompt: Prompt) -> None:
+    async def _every(self, period: int, prompts: Sequence[Prompt]) -> int:
+        async def emit(index: int, prompt: Prompt) -> None:
+            group, _ = await self._group(period, index, prompt)
+            self._settle(group)
+
+        await _all(emit(index, prompt) for index, prompt in enumerate(prompts))
+        return len(prompts)
+
+    async def _first(self, period: int, prompts: Callable[[int], Prompt], selection: Selection) -> int:
+        """The first groups that qualify, in prompt order; whatever else is still generating then is aborted."""
+        running: set[asyncio.Task[tuple[Group, bool]]] = set()
+        groups: dict[int, Group] = {}
+        asked = 0
+        try:
+            while not selection.complete:
+                for index in range(asked, selection.asked):
+                    running.add(asyncio.create_task(self._group(period, index, prompts(index))))
+                asked = selection.asked
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    group, qualifies = task.result()
+                    groups[group.index] = group
+                    for settled in selection.resolve(group.index, qualifies):
+                        self._settle(dataclasses.replace(groups.pop(settled.index), place=settled.place), settled.kept)
+            if selection.short:
+                self._on_shortfall(_shortfall(period, selection))
+                self._queue.put(Shortfall(period=period, groups=selection.kept))
+            self.unneeded += asked - selection.used
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        return selection.used
+
+    def _settle(self, group: Group, kept: bool = True) -> None:
+        """The period needed this group: it is seen by whoever watches, and trained if it was kept."""
+        self._on_group(group)
+        if kept:
+            self._queue.put(group)
+
+    async def _group(self, period: int, index: int, prompt: Prompt) -> tuple[Group, bool]:
+        """A whole, scored group; and whether its rewards differ, before length costs any."""
         asked_at = time.monotonic()
         seed = group_seed(self._settings.run_seed, period, prompt.ordinal)
         answer = await self._ask(prompt, n=self._settings.group_size, seed=seed, version=period)
@@ -98,8 +152,7 @@ class Producer:
             answered_at=answered_at,
             scored_at=time.monotonic(),
         )
-        self._on_group(group)
-        self._queue.put(group)
+        return group, nonzero_spread(scores.rewards)
 
     def _shaped(self, answer: Answer, scores: Scores) -> tuple[tuple[float, ...], Mapping[str, tuple[float, ...]]]:
         """Rewards as they are trained, and their parts: the functions' own, less what length costs."""
@@ -120,6 +173,13 @@ class Producer:
         ids = [list(response.token_ids) for response in answer.responses]
         shown = prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
         return await self._scorer.score(shown, [self._decode(tokens) for tokens in ids], ids, prompt.columns)
+
+
+def _shortfall(period: int, selection: Selection) -> str:
+    return (
+        f"period {period} trains {selection.kept} groups instead of {selection.wanted}: no more of its "
+        f"{selection.used} candidates have rewards that differ (algorithm.max_candidates)"
+    )
 
 
 async def _all(work: Any) -> None:

@@ -15,7 +15,7 @@ from rondo.errors import RondoError
 from rondo.observe.lane import Lane
 from rondo.stream.packing import packs, parts_of
 from rondo.stream.queue import GroupQueue
-from rondo.types import Group, MicroBatch, Part
+from rondo.types import Group, MicroBatch, Part, Shortfall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class LoaderSettings:
     micro_tokens: int
     synchronous: bool
     prompt_order: bool
+    filtered: bool = False  # groups that come are those that passed a filter
 
 
 class Loader:
@@ -52,45 +53,50 @@ class Loader:
     def updates(self, period: int) -> Iterator[Iterator[MicroBatch]]:
         """The period's updates, in order; each yields micro-batches until all its groups were handed out."""
         self._period = period
+        self._total = self._settings.groups  # less after a shortfall
         self._waiting: dict[int, Group] = {}  # by index, in order of arrival
         self._received: set[int] = set()
-        groups, updates = self._settings.groups, self._settings.updates
-        members: list[list[int]] = [[] for _ in range(updates)]
-        for index in range(groups):
-            members[index * updates // groups].append(index)
         if self._settings.synchronous or self._finish is not None:
-            for index in range(groups):
-                self._wait_for({index})
+            self._wait_until(lambda: len(self._received) == self._total)
         if self._finish is not None:
-            self._waiting |= {group.index: group for group in self._finish([self._waiting[i] for i in range(groups)])}
-        for indices in members:
-            yield (self._in_prompt_order(indices) if self._settings.prompt_order else self._as_they_come(indices))
+            whole = [self._waiting[index] for index in sorted(self._waiting)]
+            self._waiting |= {group.index: group for group in self._finish(whole)}
+        for update in range(self._settings.updates):
+            yield (self._in_prompt_order(update) if self._settings.prompt_order else self._as_they_come(update))
 
-    def _as_they_come(self, indices: list[int]) -> Iterator[MicroBatch]:
+    def _as_they_come(self, update: int) -> Iterator[MicroBatch]:
         """Work-conserving: whatever is ready is packed and trained; nothing waits to fill a budget."""
-        missing = set(indices)
+        handed = 0
         backlog: list[Part] = []
-        while missing or backlog:
+
+        def ready() -> list[Group]:
+            return [group for group in self._waiting.values() if self._update_of(group) == update]
+
+        def over() -> bool:
+            return handed == len(self._places(update))
+
+        while backlog or not over():
             if not backlog:
-                self._wait_for(missing)
+                self._wait_until(lambda: bool(ready()) or over())
             self._receive_ready()
-            ready = [self._waiting.pop(index) for index in list(self._waiting) if index in missing]
-            missing -= {group.index for group in ready}
-            skipped = tuple(group for group in ready if not self._has_gradient(group))
-            for group in ready:
+            taken = [self._waiting.pop(group.index) for group in ready()]
+            handed += len(taken)
+            skipped = tuple(group for group in taken if not self._has_gradient(group))
+            for group in taken:
                 if group not in skipped:
                     backlog += parts_of(group, self._settings.micro_tokens)
             pack = next(packs(backlog, self._settings.micro_tokens), ())
             backlog = backlog[len(pack) :]
             yield MicroBatch(parts=pack, skipped=skipped)
 
-    def _in_prompt_order(self, indices: list[int]) -> Iterator[MicroBatch]:
+    def _in_prompt_order(self, update: int) -> Iterator[MicroBatch]:
         skipped: list[Group] = []
 
         def parts() -> Iterator[Part]:
-            for index in indices:
-                self._wait_for({index})
-                group = self._waiting.pop(index)
+            for place in self._places(update):
+                group = self._take(place)
+                if group is None:
+                    return
                 if self._has_gradient(group):
                     yield from parts_of(group, self._settings.micro_tokens)
                 else:
@@ -100,35 +106,63 @@ class Loader:
             yield MicroBatch(parts=pack)
         yield MicroBatch(parts=(), skipped=tuple(skipped))
 
-    def _receive_ready(self) -> None:
-        while (group := self._queue.get(seconds=0)) is not None:
-            self._accept(group)
+    def _places(self, update: int) -> list[int]:
+        """The places that belong to this update: fixed by prompt order, whatever finishes first."""
+        groups, updates = self._settings.groups, self._settings.updates
+        return [place for place in range(self._total) if place * updates // groups == update]
 
-    def _wait_for(self, wanted: set[int]) -> None:
-        """Returns when at least one of these groups is here."""
-        if not wanted.isdisjoint(self._waiting):
+    def _update_of(self, group: Group) -> int:
+        if self._settings.updates == 1:
+            return 0
+        return _place(group) * self._settings.updates // self._settings.groups
+
+    def _take(self, place: int) -> Group | None:
+        """The group of this place; None if it turned out that there is none."""
+
+        def here() -> list[Group]:
+            return [group for group in self._waiting.values() if _place(group) == place]
+
+        self._wait_until(lambda: bool(here()) or place >= self._total)
+        return self._waiting.pop(here()[0].index) if here() else None
+
+    def _receive_ready(self) -> None:
+        while (arrived := self._queue.get(seconds=0)) is not None:
+            self._accept(arrived)
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        if condition():
             return
         with self._lane.doing("waiting for groups" if self._received else "waiting for first group"):
             since = time.monotonic()
-            while wanted.isdisjoint(self._waiting):
-                group = self._queue.get(seconds=self._silence_seconds)
-                if group is None:
+            while not condition():
+                arrived = self._queue.get(seconds=self._silence_seconds)
+                if arrived is None:
                     self._on_silence(self._awaited(), time.monotonic() - since)
                     continue
                 self._lane.switch("waiting for groups")
-                self._accept(group)
+                self._accept(arrived)
 
-    def _accept(self, group: Group) -> None:
+    def _accept(self, arrived: Group | Shortfall) -> None:
         """Exactly once, and only this period's."""
-        if group.period != self._period or group.index in self._received:
+        if isinstance(arrived, Shortfall):
+            assert arrived.period == self._period
+            self._total = arrived.groups
+            return
+        if arrived.period != self._period or arrived.index in self._received:
             raise RondoError(
-                f"period {self._period} received group {group.index} of period {group.period} "
-                f"{'twice' if group.index in self._received else 'by mistake'}: a bug in the producer"
+                f"period {self._period} received group {arrived.index} of period {arrived.period} "
+                f"{'twice' if arrived.index in self._received else 'by mistake'}: a bug in the producer"
             )
-        self._received.add(group.index)
-        self._waiting[group.index] = group
+        self._received.add(arrived.index)
+        self._waiting[arrived.index] = arrived
 
     def _awaited(self) -> str:
-        missing = sorted(set(range(self._settings.groups)) - self._received)
-        shown = ", ".join(map(str, missing[:6])) + (", ..." if len(missing) > 6 else "")
-        return f"period {self._period}: {len(missing)} of {self._settings.groups} groups ({shown})"
+        count = f"period {self._period}: {self._total - len(self._received)} of {self._total} groups"
+        if self._settings.filtered:  # which ones will be kept is not known
+            return count
+        missing = sorted(set(range(self._total)) - self._received)
+        return count + f" ({', '.join(map(str, missing[:6]))}{', ...' if len(missing) > 6 else ''})"
+
+
+def _place(group: Group) -> int:
+    return group.index if group.place is None else group.place

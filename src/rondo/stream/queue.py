@@ -14,7 +14,7 @@ from collections import deque
 from enum import Enum
 
 from rondo.errors import Interrupted
-from rondo.types import Group
+from rondo.types import Group, Shortfall
 
 
 class State(Enum):
@@ -26,17 +26,17 @@ class State(Enum):
 class GroupQueue:
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._groups: deque[Group] = deque()
+        self._groups: deque[Group | Shortfall] = deque()
         self._state = State.OPEN
         self._error: BaseException | None = None
 
-    def put(self, group: Group) -> None:
+    def put(self, group: Group | Shortfall) -> None:
         with self._changed:
             if self._state is State.OPEN:  # after the end nobody will train it
                 self._groups.append(group)
                 self._changed.notify_all()
 
-    def get(self, seconds: float) -> Group | None:
+    def get(self, seconds: float) -> Group | Shortfall | None:
         """The oldest group; waits for one up to `seconds`, then None."""
         deadline = time.monotonic() + seconds
         with self._changed:
