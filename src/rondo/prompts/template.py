@@ -30,9 +30,7 @@ class Template:
         # transformers 5 returns a mapping where 4 returned the ids alone.
         token_ids = tuple(encoded["input_ids"] if isinstance(encoded, Mapping) else encoded)
         self._check_length(_named(row.ordinal, text), len(token_ids))
-        return Prompt(
-            ordinal=row.ordinal, text=text, token_ids=token_ids, columns=row.columns, messages=messages
-        )
+        return Prompt(ordinal=row.ordinal, text=text, token_ids=token_ids, columns=row.columns, messages=messages)
 
     def _chat(self, ordinal: int, messages: Messages) -> tuple[str, Any]:
         named = _named(ordinal, str(messages[-1]["content"]))
