@@ -6,56 +6,57 @@ plan through a keyword that transformers hands down from the model's `forward`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from rondo.attention.flex import flex_attention_row, flex_plan
 from rondo.attention.layout import Layout, separate_layout, shared_prompt_layout
 from rondo.attention.reference import dense_attention
-from rondo.attention.split import SplitPlan, split_attention, split_plan
+from rondo.attention.split import split_attention, split_plan
+from rondo.attention.varlen import fits, varlen_attention, varlen_plan
 from rondo.errors import ModelError
 
 SPLIT = "rondo_split"
+VARLEN = "rondo_varlen"
+FLEX = "rondo_flex"
 DENSE = "rondo_dense"
 
-
-def _split(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    rondo_plan: SplitPlan,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    return split_attention(query, key, value, plan=rondo_plan, scaling=scaling), None
+_PATHS: dict[str, tuple[Callable[[Layout, torch.dtype], Any], Callable[..., torch.Tensor]]] = {
+    SPLIT: (split_plan, split_attention),
+    VARLEN: (lambda layout, _: varlen_plan(layout), varlen_attention),
+    FLEX: (lambda layout, _: flex_plan(layout), flex_attention_row),
+    DENSE: (lambda layout, _: layout, dense_attention),
+}
 
 
-def _dense(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    rondo_plan: Layout,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    return dense_attention(query, key, value, layout=rondo_plan, scaling=scaling), None
+def _function(compute: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, None]]:
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float,
+        rondo_plan: Any,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        return compute(query, key, value, plan=rondo_plan, scaling=scaling), None
+
+    return attend
 
 
-AttentionInterface.register(SPLIT, _split)
-AttentionInterface.register(DENSE, _dense)
-for _name in (SPLIT, DENSE):
+for _name, (_, _compute) in _PATHS.items():
+    AttentionInterface.register(_name, _function(_compute))
     AttentionMaskInterface.register(_name, lambda *args, **kwargs: None)
 
 
 def hidden_states(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
     """The last layer's states [N, C] at the positions that predict a response token."""
-    implementation = model.config._attn_implementation
-    plan = layout if implementation == DENSE else split_plan(layout, model.dtype)
+    make_plan, _ = _PATHS[model.config._attn_implementation]
+    plan = make_plan(layout, model.dtype)
     output = model.base_model(
         input_ids=layout.tokens_T.unsqueeze(0),
         position_ids=layout.positions_T.unsqueeze(0),
@@ -67,8 +68,8 @@ def hidden_states(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
     return states[layout.source_N]
 
 
-def adopt(model: PreTrainedModel, implementation: str = SPLIT) -> None:
-    """Put `model` on shared-prompt attention, or say why it cannot be.
+def adopt(model: PreTrainedModel, implementation: str | None = None) -> None:
+    """Put `model` on shared-prompt attention (the path that suits its device and dtype), or say why it cannot be.
 
     What the config does not tell is found by trying: a short packed row must give the log-probs that the model
     gives for separate rows by its own attention.
@@ -78,7 +79,7 @@ def adopt(model: PreTrainedModel, implementation: str = SPLIT) -> None:
         raise ModelError(f"{name} has {', '.join(kinds)} layers: shared-prompt attention needs full attention")
     prompt, responses = [1, 2, 3, 1], [[2, 1, 3], [3, 3], [1]]
     expected = [_own_logps(model, prompt, response) for response in responses]
-    model.set_attn_implementation(implementation)
+    model.set_attn_implementation(implementation or (VARLEN if fits(model.device, model.dtype) else SPLIT))
     for layout in (separate_layout([(prompt, responses)]), shared_prompt_layout([(prompt, responses)])):
         found = _packed_logps(model, layout)
         tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1
