@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from rondo.attention.flex import flex_attention_row, flex_plan
 from rondo.attention.layout import Layout, separate_layout, shared_prompt_layout
+from rondo.attention.native import native_hidden_states
 from rondo.attention.reference import dense_attention
 from rondo.attention.split import split_attention, split_plan
 from rondo.attention.varlen import fits, varlen_attention, varlen_plan
@@ -55,14 +56,15 @@ for _name, (_, _compute) in _PATHS.items():
 
 def hidden_states(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
     """The last layer's states [N, C] at the positions that predict a response token."""
+    if model.config._attn_implementation not in _PATHS:
+        return native_hidden_states(model, layout)
     make_plan, _ = _PATHS[model.config._attn_implementation]
-    plan = make_plan(layout, model.dtype)
     output = model.base_model(
         input_ids=layout.tokens_T.unsqueeze(0),
         position_ids=layout.positions_T.unsqueeze(0),
         attention_mask=None,
         use_cache=False,
-        rondo_plan=plan,
+        rondo_plan=make_plan(layout, model.dtype),
     )
     states: torch.Tensor = output.last_hidden_state[0]
     return states[layout.source_N]
@@ -77,18 +79,46 @@ def adopt(model: PreTrainedModel, implementation: str | None = None) -> None:
     name = type(model).__name__
     if kinds := sorted(set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}):
         raise ModelError(f"{name} has {', '.join(kinds)} layers: shared-prompt attention needs full attention")
-    prompt, responses = [1, 2, 3, 1], [[2, 1, 3], [3, 3], [1]]
-    expected = [_own_logps(model, prompt, response) for response in responses]
+    own, truth = model.config._attn_implementation, _truth(model)
     model.set_attn_implementation(implementation or (VARLEN if fits(model.device, model.dtype) else SPLIT))
-    for layout in (separate_layout([(prompt, responses)]), shared_prompt_layout([(prompt, responses)])):
-        found = _packed_logps(model, layout)
-        tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1
-        gap = (found - torch.cat(expected)).abs().max().item()
-        if not gap <= tolerance:
+    for layout in (separate_layout([(_PROMPT, _RESPONSES)]), shared_prompt_layout([(_PROMPT, _RESPONSES)])):
+        gap = _gap(model, layout, truth)
+        if not gap <= _tolerance(model):
+            model.set_attn_implementation(own)
             raise ModelError(
                 f"{name} cannot be trained on packed rows: its log-probs there are off by {gap:.3g} from its own "
                 "(its attention or its output head does more than transformers' common interface tells)"
             )
+
+
+def adopt_or_explain(model: PreTrainedModel) -> str | None:
+    """Put `model` on shared-prompt attention; or leave it on its own, fit for separate rows, and say why.
+
+    Raises ModelError when its log-probs cannot be had either way.
+    """
+    try:
+        adopt(model)
+    except ModelError as refusal:
+        gap = _gap(model, separate_layout([(_PROMPT, _RESPONSES)]), _truth(model))
+        if not gap <= _tolerance(model):
+            raise
+        return str(refusal)
+    return None
+
+
+_PROMPT, _RESPONSES = [1, 2, 3, 1], [[2, 1, 3], [3, 3], [1]]
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    return 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1
+
+
+def _truth(model: PreTrainedModel) -> torch.Tensor:
+    return torch.cat([_own_logps(model, _PROMPT, response) for response in _RESPONSES])
+
+
+def _gap(model: PreTrainedModel, layout: Layout, truth: torch.Tensor) -> float:
+    return float((_packed_logps(model, layout) - truth).abs().max())
 
 
 @torch.no_grad()
