@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import rondo
+from rondo.attention.hf import adopt
 from rondo.errors import ConfigError, ModelError
 from tests.models import tiny_model
 
@@ -41,6 +42,14 @@ def test_scores_are_the_models_own_log_probs_with_gradient(make, attention):
     sum(logps.sum() for group in found for logps in group).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert model.config._attn_implementation == before
+
+
+def test_a_model_that_was_adopted_before_is_taken_as_it_is():
+    model = tiny_model(dtype=torch.float64)
+    expected = rondo.score(model, GROUPS)
+    adopt(model)
+    for one, other in zip(expected, rondo.score(model, GROUPS), strict=True):
+        assert all(map(torch.equal, one, other))
 
 
 def test_without_gradients_none_is_kept():

@@ -79,7 +79,11 @@ def adopt(model: PreTrainedModel, implementation: str | None = None) -> None:
     name = type(model).__name__
     if kinds := sorted(set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}):
         raise ModelError(f"{name} has {', '.join(kinds)} layers: shared-prompt attention needs full attention")
-    own, truth = model.config._attn_implementation, _truth(model)
+    own = model.config._attn_implementation
+    if own in _PATHS:  # adopted, and so tried, before
+        model.set_attn_implementation(implementation or own)
+        return
+    truth = _truth(model)
     model.set_attn_implementation(implementation or (VARLEN if fits(model.device, model.dtype) else SPLIT))
     for layout in (separate_layout([(_PROMPT, _RESPONSES)]), shared_prompt_layout([(_PROMPT, _RESPONSES)])):
         gap = _gap(model, layout, truth)
