@@ -18,10 +18,13 @@ from rondo.errors import RondoError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+    from transformers import PreTrainedModel
+
     from rondo.config import Config
 
 __version__ = "0.1.0"
-__all__ = ["RondoError", "read_config", "train"]
+__all__ = ["RondoError", "read_config", "score", "train"]
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -39,3 +42,20 @@ def train(config: Config, *, resume: bool = False) -> Path:
     from rondo.launch.local import launch
 
     return launch(config, resume=resume)
+
+
+def score(
+    model: PreTrainedModel,
+    groups: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]],
+    *,
+    attention: str = "shared-prompt",
+    temperature: float = 1.0,
+) -> list[list[torch.Tensor]]:
+    """Log-probs of responses under any transformers causal LM, each group's prompt computed once.
+
+    `groups` holds (prompt_ids, [response_ids, ...]); the result, for every group, one 1-D tensor per response,
+    differentiable when gradients are on.
+    """
+    from rondo.trainer.score import score as score_groups
+
+    return score_groups(model, groups, attention=attention, temperature=temperature)

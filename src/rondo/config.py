@@ -215,6 +215,7 @@ class WeightsConfig(Section):
     folder: str = Field(
         default="", description="For files; empty: shared memory (/dev/shm), or the run's folder without it."
     )
+    delta: Literal[False] = Field(default=False, description="Send only what changed; not built yet.")
 
 
 class RewardsConfig(Section):

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.attention import split
+from rondo.attention.flex import flex_plan
 from rondo.attention.hf import DENSE, SPLIT, adopt, hidden_states
 from rondo.attention.layout import Layout, separate_layout, shared_prompt_layout
 from rondo.attention.reference import dense_attention, visible
 from rondo.attention.split import split_attention, split_plan
+from rondo.attention.varlen import varlen_plan
 from rondo.errors import ModelError
 from tests.models import ARCHITECTURES, VOCABULARY, tiny_model
 
@@ -39,7 +41,7 @@ def test_split_attention_equals_the_dense_truth_in_value_and_gradient(segments, 
     before, split.SMALL = split.SMALL, small  # 0: as many buckets as the waste limit asks for
     try:
         for compute in (
-            lambda q, k, v: dense_attention(q, k, v, layout=layout, scaling=0.3),
+            lambda q, k, v: dense_attention(q, k, v, plan=layout, scaling=0.3),
             lambda q, k, v: split_attention(q, k, v, plan=split_plan(layout, q.dtype), scaling=0.3),
         ):
             inputs = [tensor.clone().requires_grad_() for tensor in made]
@@ -89,16 +91,45 @@ def test_the_mask_is_the_designs_rule():
     layout = shared_prompt_layout([([1, 2], [[3, 4], [5]]), ([6], [[7]])])
     rows = ["".join("x" if seen else "." for seen in row) for row in visible(layout).tolist()]
     assert rows == [
-        "x......",
+        "x......",  # prompt 1 2
         "xx.....",
-        "xxx....",
-        "xxxx...",
-        "xx..x..",
-        ".....x.",
-        ".....xx",
+        "..x....",  # prompt 6
+        "xx.x...",  # response 3 4
+        "xx.xx..",
+        "xx...x.",  # response 5
+        "..x...x",  # response 7
     ]
-    assert layout.positions_T.tolist() == [0, 1, 2, 3, 2, 0, 1]
-    assert layout.source_N.tolist() == [1, 2, 1, 5]
+    assert layout.positions_T.tolist() == [0, 1, 0, 2, 3, 2, 1]
+    assert layout.source_N.tolist() == [1, 3, 1, 2]
+
+
+@given(segments=segments)
+@settings(max_examples=30, deadline=None)
+def test_the_flex_mask_is_the_truths_mask_and_padding_sees_itself_only(segments):
+    layout = shared_prompt_layout(segments)
+    plan = flex_plan(layout, multiple=128)
+    total = layout.tokens_T.numel()
+    padded = total + plan.padding
+    tokens = torch.arange(padded)
+    found = plan.mask.mask_mod(0, 0, tokens[:, None], tokens[None, :])
+    assert torch.equal(found[:total, :total], visible(layout))
+    assert torch.equal(found[total:], torch.eye(padded, dtype=torch.bool)[total:])
+    assert not found[:total, total:].any()
+
+
+def test_variable_lengths_are_those_of_prompts_groups_and_responses():
+    plan = varlen_plan(shared_prompt_layout([([1, 2, 3], [[4, 5], [6]]), ([7], [[8, 9, 9, 9]])]))
+    assert plan.rows is None
+    assert plan.prompt_tokens == 4
+    assert [lengths.starts.tolist() for lengths in (plan.prompts, plan.groups, plan.responses)] == [
+        [0, 3, 4],
+        [0, 3, 7],
+        [0, 2, 3, 7],
+    ]
+    assert [lengths.longest for lengths in (plan.prompts, plan.groups, plan.responses)] == [3, 4, 4]
+    rows = varlen_plan(separate_layout([([1, 2, 3], [[4, 5], [6]])])).rows
+    assert rows is not None
+    assert rows.starts.tolist() == [0, 5, 9]
 
 
 def test_ragged_pieces_are_bucketed_within_the_waste_limit():

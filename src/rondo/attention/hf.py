@@ -6,69 +6,72 @@ plan through a keyword that transformers hands down from the model's `forward`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from rondo.attention.flex import flex_attention_row, flex_plan
 from rondo.attention.layout import Layout, separate_layout, shared_prompt_layout
+from rondo.attention.native import native_hidden_states
 from rondo.attention.reference import dense_attention
-from rondo.attention.split import SplitPlan, split_attention, split_plan
+from rondo.attention.split import split_attention, split_plan
+from rondo.attention.varlen import fits, varlen_attention, varlen_plan
 from rondo.errors import ModelError
 
 SPLIT = "rondo_split"
+VARLEN = "rondo_varlen"
+FLEX = "rondo_flex"
 DENSE = "rondo_dense"
 
-
-def _split(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    rondo_plan: SplitPlan,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    return split_attention(query, key, value, plan=rondo_plan, scaling=scaling), None
+_PATHS: dict[str, tuple[Callable[[Layout, torch.dtype], Any], Callable[..., torch.Tensor]]] = {
+    SPLIT: (split_plan, split_attention),
+    VARLEN: (lambda layout, _: varlen_plan(layout), varlen_attention),
+    FLEX: (lambda layout, _: flex_plan(layout), flex_attention_row),
+    DENSE: (lambda layout, _: layout, dense_attention),
+}
 
 
-def _dense(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    rondo_plan: Layout,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    return dense_attention(query, key, value, layout=rondo_plan, scaling=scaling), None
+def _function(compute: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, None]]:
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float,
+        rondo_plan: Any,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        return compute(query, key, value, plan=rondo_plan, scaling=scaling), None
+
+    return attend
 
 
-AttentionInterface.register(SPLIT, _split)
-AttentionInterface.register(DENSE, _dense)
-for _name in (SPLIT, DENSE):
+for _name, (_, _compute) in _PATHS.items():
+    AttentionInterface.register(_name, _function(_compute))
     AttentionMaskInterface.register(_name, lambda *args, **kwargs: None)
 
 
 def hidden_states(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
     """The last layer's states [N, C] at the positions that predict a response token."""
-    implementation = model.config._attn_implementation
-    plan = layout if implementation == DENSE else split_plan(layout, model.dtype)
+    if model.config._attn_implementation not in _PATHS:
+        return native_hidden_states(model, layout)
+    make_plan, _ = _PATHS[model.config._attn_implementation]
     output = model.base_model(
         input_ids=layout.tokens_T.unsqueeze(0),
         position_ids=layout.positions_T.unsqueeze(0),
         attention_mask=None,
         use_cache=False,
-        rondo_plan=plan,
+        rondo_plan=make_plan(layout, model.dtype),
     )
     states: torch.Tensor = output.last_hidden_state[0]
     return states[layout.source_N]
 
 
-def adopt(model: PreTrainedModel, implementation: str = SPLIT) -> None:
-    """Put `model` on shared-prompt attention, or say why it cannot be.
+def adopt(model: PreTrainedModel, implementation: str | None = None) -> None:
+    """Put `model` on shared-prompt attention (the path that suits its device and dtype), or say why it cannot be.
 
     What the config does not tell is found by trying: a short packed row must give the log-probs that the model
     gives for separate rows by its own attention.
@@ -76,18 +79,50 @@ def adopt(model: PreTrainedModel, implementation: str = SPLIT) -> None:
     name = type(model).__name__
     if kinds := sorted(set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}):
         raise ModelError(f"{name} has {', '.join(kinds)} layers: shared-prompt attention needs full attention")
-    prompt, responses = [1, 2, 3, 1], [[2, 1, 3], [3, 3], [1]]
-    expected = [_own_logps(model, prompt, response) for response in responses]
-    model.set_attn_implementation(implementation)
-    for layout in (separate_layout([(prompt, responses)]), shared_prompt_layout([(prompt, responses)])):
-        found = _packed_logps(model, layout)
-        tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1
-        gap = (found - torch.cat(expected)).abs().max().item()
-        if not gap <= tolerance:
+    own = model.config._attn_implementation
+    if own in _PATHS:  # adopted, and so tried, before
+        model.set_attn_implementation(implementation or own)
+        return
+    truth = _truth(model)
+    model.set_attn_implementation(implementation or (VARLEN if fits(model.device, model.dtype) else SPLIT))
+    for layout in (separate_layout([(_PROMPT, _RESPONSES)]), shared_prompt_layout([(_PROMPT, _RESPONSES)])):
+        gap = _gap(model, layout, truth)
+        if not gap <= _tolerance(model):
+            model.set_attn_implementation(own)
             raise ModelError(
                 f"{name} cannot be trained on packed rows: its log-probs there are off by {gap:.3g} from its own "
                 "(its attention or its output head does more than transformers' common interface tells)"
             )
+
+
+def adopt_or_explain(model: PreTrainedModel) -> str | None:
+    """Put `model` on shared-prompt attention; or leave it on its own, fit for separate rows, and say why.
+
+    Raises ModelError when its log-probs cannot be had either way.
+    """
+    try:
+        adopt(model)
+    except ModelError as refusal:
+        gap = _gap(model, separate_layout([(_PROMPT, _RESPONSES)]), _truth(model))
+        if not gap <= _tolerance(model):
+            raise
+        return str(refusal)
+    return None
+
+
+_PROMPT, _RESPONSES = [1, 2, 3, 1], [[2, 1, 3], [3, 3], [1]]
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    return 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1
+
+
+def _truth(model: PreTrainedModel) -> torch.Tensor:
+    return torch.cat([_own_logps(model, _PROMPT, response) for response in _RESPONSES])
+
+
+def _gap(model: PreTrainedModel, layout: Layout, truth: torch.Tensor) -> float:
+    return float((_packed_logps(model, layout) - truth).abs().max())
 
 
 @torch.no_grad()

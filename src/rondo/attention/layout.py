@@ -1,9 +1,10 @@
 """The geometry of a packed row.
 
-A segment is one prompt with its responses, laid out as `prompt, r1, r2, ..., rG`. Positions run 0..P-1 over the
-prompt and every response restarts at P. A prompt token sees the prompt causally; a token of response i sees the
-whole prompt and its own response causally, never another response. Segments do not see each other. The first
-token of every response is predicted by the same hidden state: that of the last prompt token.
+A segment is one prompt with its responses: `prompt, r1, r2, ..., rG`. Several segments share a row, all prompts first
+and then all responses, so that kernels which treat the two apart find each in one piece. Positions run 0..P-1 over a
+prompt and every response restarts at P. A prompt token sees the prompt causally; a token of response i sees the whole
+prompt and its own response causally, never another response. Segments do not see each other. The first token of every
+response is predicted by the same hidden state: that of the last prompt token.
 
 Suffixes: T tokens of the row, N response tokens, M responses.
 """
@@ -40,8 +41,8 @@ class Layout:
     prompts: tuple[tuple[int, int], ...]  # (start, length) of every prompt
     spans: tuple[Span, ...]  # every response, in order
 
-    def to(self, device: torch.device) -> Layout:
-        if self.tokens_T.device == device:
+    def to(self, device: torch.device | str) -> Layout:
+        if self.tokens_T.device == torch.device(device):
             return self
         moved = {
             name: getattr(self, name).to(device)
@@ -50,28 +51,22 @@ class Layout:
         return Layout(**moved, prompts=self.prompts, spans=self.spans)
 
 
-def shared_prompt_layout(
-    segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]], *, prompts_first: bool = False
-) -> Layout:
-    """Each (prompt, responses) as one segment, its prompt computed once.
-
-    `prompts_first` moves all prompts to the head of the row. What a token sees does not change; kernels that treat
-    prompts and responses apart then find each in one piece.
-    """
+def shared_prompt_layout(segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]]) -> Layout:
+    """Each (prompt, responses) as one segment, its prompt computed once; all prompts stand at the head of the row."""
     row = _Row()
-    if prompts_first:
-        starts = [row.prompt(prompt_ids) for prompt_ids, _ in segments]
-        for start, (prompt_ids, responses) in zip(starts, segments, strict=True):
-            row.responses(start, len(prompt_ids), responses)
-    else:
-        for prompt_ids, responses in segments:
-            row.responses(row.prompt(prompt_ids), len(prompt_ids), responses)
+    starts = [row.prompt(prompt_ids) for prompt_ids, _ in segments]
+    for start, (prompt_ids, responses) in zip(starts, segments, strict=True):
+        row.responses(start, len(prompt_ids), responses)
     return row.layout()
 
 
 def separate_layout(segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]]) -> Layout:
-    """Every response with a prompt of its own: the usual way, for comparison."""
-    return shared_prompt_layout([(prompt, [response]) for prompt, responses in segments for response in responses])
+    """Every response behind a prompt of its own: the usual way, for comparison."""
+    row = _Row()
+    for prompt_ids, responses in segments:
+        for response_ids in responses:
+            row.responses(row.prompt(prompt_ids), len(prompt_ids), [response_ids])
+    return row.layout()
 
 
 class _Row:

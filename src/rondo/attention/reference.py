@@ -25,12 +25,12 @@ def visible(layout: Layout) -> torch.Tensor:
 
 
 def dense_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, layout: Layout, scaling: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, plan: Layout, scaling: float
 ) -> torch.Tensor:
     """query [1, H, T, D], key and value [1, KV, T, D] -> [1, T, H, D]."""
     repeat = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(repeat, dim=1)
     value = value.repeat_interleave(repeat, dim=1)
     scores = query @ key.transpose(-1, -2) * scaling
-    scores = scores.masked_fill(~visible(layout).to(scores.device), float("-inf"))
+    scores = scores.masked_fill(~visible(plan).to(scores.device), float("-inf"))
     return (scores.softmax(dim=-1) @ value).transpose(1, 2)

@@ -69,6 +69,7 @@ def split_plan(layout: Layout, dtype: torch.dtype) -> SplitPlan:
     return SplitPlan(buckets=tuple(buckets), restore_T=torch.tensor(restore, device=device))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # its plan changes with every row
 def split_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, plan: SplitPlan, scaling: float
 ) -> torch.Tensor:

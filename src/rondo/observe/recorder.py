@@ -40,7 +40,7 @@ class Recorder:
         self._show = show
         self._tally = Tally()
         self._first: Group | None = None
-        self._eval: float | None = None
+        self._eval: tuple[int, float] | None = None  # of which version, and what
 
     def saw(self, group: Group) -> None:
         tally, count = self._tally, len(group.rewards)
@@ -60,7 +60,7 @@ class Recorder:
             self._first = group
 
     def evaluated(self, version: int, reward: float) -> None:
-        self._eval = reward
+        self._eval = (version, reward)
         self._append("evals.jsonl", {"version": version, "reward_mean": reward})
         if version == 0:
             self._show({"eval_reward": reward, "version": 0})
@@ -79,8 +79,8 @@ class Recorder:
         line["seconds"] = sum(trainer_seconds.values())
         line["trainer_seconds"] = trainer_seconds
         line["engine_seconds"] = [lane.take() for lane in self._engine_lanes()]
-        if self._eval is not None:
-            line["eval_reward"], self._eval = self._eval, None
+        if self._eval is not None and self._eval[0] == period + 1:
+            line["eval_reward"] = self._eval[1]
         self._append("metrics.jsonl", line)
         if self._first is not None:
             self._write_samples(self._first)
