@@ -73,6 +73,14 @@ def test_the_public_surface_is_what_it_says():
     assert all(vars(rondo)[name].__doc__ for name in rondo.__all__)
 
 
+def test_no_vendor_is_named_outside_the_modules_that_wrap_its_kernels():
+    wrapped = {ROOT / "attention" / "varlen.py", ROOT / "attention" / "flex.py"}
+    for path in set(FILES) - wrapped:
+        code = "\n".join(line.split("#")[0] for line in path.read_text().splitlines())
+        for literal in ("cuda", "nccl", "npu"):
+            assert f'"{literal}' not in code, f"{path.relative_to(ROOT)} names {literal}"
+
+
 def test_files_and_functions_stay_small():
     for path in FILES:
         lines = path.read_text().splitlines()

@@ -41,6 +41,13 @@ class Layout:
     prompts: tuple[tuple[int, int], ...]  # (start, length) of every prompt
     spans: tuple[Span, ...]  # every response, in order
 
+    @property
+    def rows(self) -> tuple[range, ...] | None:
+        """Every response stands behind a prompt of its own: the tokens of each such row. None: prompts are shared."""
+        if any(span.start != span.prompt + span.prompt_length for span in self.spans):
+            return None
+        return tuple(range(span.prompt, span.start + span.length) for span in self.spans)
+
     def to(self, device: torch.device | str) -> Layout:
         if self.tokens_T.device == torch.device(device):
             return self
@@ -67,6 +74,13 @@ def separate_layout(segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]]) -> 
         for response_ids in responses:
             row.responses(row.prompt(prompt_ids), len(prompt_ids), [response_ids])
     return row.layout()
+
+
+def auto_layout(segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]]) -> Layout:
+    """Whichever costs less: sharing never computes more tokens, but for single responses it saves none and asks for
+    more, smaller pieces."""
+    shared = any(len(responses) > 1 for _, responses in segments)
+    return shared_prompt_layout(segments) if shared else separate_layout(segments)
 
 
 class _Row:

@@ -48,18 +48,10 @@ class _Piece:
 
 def split_plan(layout: Layout, dtype: torch.dtype) -> SplitPlan:
     device = layout.tokens_T.device
-    prompts = [_Piece(queries=range(start, start + length), prefix=range(0)) for start, length in layout.prompts]
-    responses = [
-        _Piece(
-            queries=range(span.start, span.start + span.length),
-            prefix=range(span.prompt, span.prompt + span.prompt_length),
-        )
-        for span in layout.spans
-    ]
     buckets: list[Bucket] = []
     restore = [0] * layout.tokens_T.numel()
     offset = 0
-    for pieces in [*_alike(prompts), *_alike(responses)]:
+    for pieces in _pieces(layout):
         width = max(len(piece.queries) for piece in pieces)
         for number, piece in enumerate(pieces):
             first = offset + number * width
@@ -89,6 +81,21 @@ def split_attention(
         )
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)[plan.restore_T].unsqueeze(0)
+
+
+def _pieces(layout: Layout) -> list[list[_Piece]]:
+    """Plain causal rows where prompts are not shared; else prompts and responses apart. Batched by size."""
+    if layout.rows:
+        return _alike([_Piece(queries=row, prefix=range(0)) for row in layout.rows])
+    prompts = [_Piece(queries=range(start, start + length), prefix=range(0)) for start, length in layout.prompts]
+    responses = [
+        _Piece(
+            queries=range(span.start, span.start + span.length),
+            prefix=range(span.prompt, span.prompt + span.prompt_length),
+        )
+        for span in layout.spans
+    ]
+    return [*_alike(prompts), *_alike(responses)]
 
 
 def _alike(pieces: Sequence[_Piece]) -> list[list[_Piece]]:

@@ -51,15 +51,12 @@ def varlen_plan(layout: Layout) -> VarlenPlan:
     group_lengths = [
         sum(span.length for span in spans) for _, spans in groupby(layout.spans, key=lambda span: span.prompt)
     ]
-    rows = None
-    if all(span.start == span.prompt + span.prompt_length for span in layout.spans):
-        rows = _lengths([span.prompt_length + span.length for span in layout.spans], device)
     return VarlenPlan(
         prompt_tokens=sum(prompt_lengths),
         prompts=_lengths(prompt_lengths, device),
         groups=_lengths(group_lengths, device),
         responses=_lengths(response_lengths, device),
-        rows=rows,
+        rows=_lengths([len(row) for row in layout.rows], device) if layout.rows else None,
     )
 
 
