@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from rondo.attention.hf import adopt
 from rondo.observe.lane import Lane
 from rondo.stream.packing import packs, parts_of
 from rondo.trainer.objective.grpo import GRPO
 from rondo.trainer.optim import LearningRate, adamw
+from rondo.trainer.parallel import Ranks
 from rondo.trainer.trainer import Trainer, TrainerSettings
 from rondo.trainer.tri_model import TriModel
 from rondo.types import Group, MicroBatch
@@ -28,19 +30,27 @@ def make_trainer(
     keep_old: bool = False,
     temperature: float = 1.0,
     max_grad_norm: float = 1e9,
+    exact: bool = False,
+    ranks: Ranks | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Trainer:
     policy, reference = tiny_model(dtype=dtype), tiny_model(dtype=dtype, seed=1)
     for model in (policy, reference):
         adopt(model)
     tri = TriModel(policy=policy, keep_old=keep_old, reference=reference if kl else None, temperature=temperature)
+    if mesh is not None:
+        tri.shard(mesh)
     return Trainer(
         model=tri,
         objective=GRPO(clip=0.2, kl_coefficient=kl, kl_estimator=estimator),
         optimizer=adamw(tri.named_parameters(), weight_decay=0.1, betas=(0.9, 0.999)),
         learning_rate=LearningRate(peak=1e-2, total=10),
-        settings=TrainerSettings(normalise=normalise, constant=16, attention=attention, max_grad_norm=max_grad_norm),
+        settings=TrainerSettings(
+            normalise=normalise, constant=16, attention=attention, max_grad_norm=max_grad_norm, exact=exact
+        ),
         lane=Lane(),
         device=torch.device("cpu"),
+        ranks=ranks,
     )
 
 

@@ -10,11 +10,14 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rondo.attention.hf import hidden_states
 from rondo.attention.layout import Layout
 from rondo.trainer.logprobs import token_logps
+from rondo.trainer.parallel import shard_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,25 @@ class TriLogps:
     policy_N: torch.Tensor  # with gradient
     old_N: torch.Tensor
     reference_N: torch.Tensor | None
+
+
+class Scorer(torch.nn.Module):
+    """A model as a function of a row. One forward and no other way in: a sharded model gathers its weights there."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        self._temperature = temperature
+
+    def forward(self, layout: Layout) -> torch.Tensor:
+        head = self.model.get_output_embeddings()
+        return token_logps(
+            head,
+            hidden_states(self.model, layout),
+            layout.target_N,
+            temperature=self._temperature,
+            vocabulary=head.weight.shape[0],
+        )
 
 
 class TriModel:
@@ -36,7 +58,13 @@ class TriModel:
         self.policy = policy
         self.old = _frozen(copy.deepcopy(policy)) if keep_old else None
         self.reference = _frozen(reference) if reference is not None else None
-        self._temperature = temperature
+        self._scorers = {model: Scorer(model, temperature) for model in self._models()}
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Spread all three over the ranks of the mesh, in the same way."""
+        for model in self._models():
+            layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+            shard_model(self._scorers[model], layers, mesh)
 
     def begin_period(self) -> None:
         """The policy that generates this period becomes the old policy; never in the middle of one."""
@@ -56,15 +84,12 @@ class TriModel:
         """The policy's, tied ones once."""
         return list(self.policy.named_parameters())
 
+    def _models(self) -> list[PreTrainedModel]:
+        return [model for model in (self.policy, self.old, self.reference) if model is not None]
+
     def _score(self, model: PreTrainedModel, layout: Layout) -> torch.Tensor:
-        head = model.get_output_embeddings()
-        return token_logps(
-            head,
-            hidden_states(model, layout),
-            layout.target_N,
-            temperature=self._temperature,
-            vocabulary=head.weight.shape[0],
-        )
+        logps: torch.Tensor = self._scorers[model](layout)
+        return logps
 
 
 def _frozen(model: PreTrainedModel) -> PreTrainedModel:
