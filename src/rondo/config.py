@@ -102,7 +102,10 @@ class AlgorithmConfig(Section):
 
 
 class TrainerConfig(Section):
-    ranks: Literal[1] = Field(default=1, description="Trainer processes.")
+    ranks: Positive = Field(default=1, description="Trainer processes (the environment's WORLD_SIZE under torchrun).")
+    shard: int = Field(
+        default=0, ge=0, description="Ranks that hold one copy of the model among them; 0: all. Copies are kept equal."
+    )
     learning_rate: float = Field(default=1e-6, gt=0, description="AdamW's, after warm-up.")
     warmup_periods: int = Field(default=0, ge=0, description="Linear warm-up of the learning rate.")
     decay: Literal["constant", "linear", "cosine"] = Field(default="constant", description="What follows the warm-up.")
@@ -113,14 +116,33 @@ class TrainerConfig(Section):
     attention: Literal["auto", "shared-prompt", "separate"] = Field(
         default="auto", description="Compute a group's prompt once, or one row per response."
     )
-    accumulation: Literal["fast"] = Field(default="fast", description="How gradients are summed.")
+    accumulation: Literal["fast", "exact"] = Field(
+        default="fast",
+        description="How gradients are summed: as floats, or as integers, with the same bits for any order of arrival "
+        "and any number of ranks (a proof mode: 8 bytes more per parameter, nothing sharded, 1 thread per rank).",
+    )
     checkpoint_every: int = Field(default=0, ge=0, description="Periods between checkpoints; 0: only at the end.")
     keep_checkpoints: Positive = Field(default=2, description="The newest ones are kept.")
     threads: int = Field(
-        default=0, ge=0, description="CPU threads; 0: an equal share of the cores this process may use."
+        default=0, ge=0, description="CPU threads per rank; 0: an equal share of the cores this process may use."
     )
-    cpus: tuple[int, ...] = Field(default=(), description="Pin the trainer to these cores; empty: do not pin.")
+    cpus: tuple[int, ...] = Field(
+        default=(), description="Pin the trainer to these cores, shared out among its ranks; empty: do not pin."
+    )
     device: str = Field(default="auto", description="auto: the accelerator if there is one, else the CPU.")
+
+    @model_validator(mode="after")
+    def _whole_copies(self) -> TrainerConfig:
+        if self.shard and self.ranks > 1 and self.ranks % self.shard:
+            raise ValueError(
+                f"trainer.shard = {self.shard} does not divide trainer.ranks = {self.ranks} into whole copies"
+            )
+        if self.shard and self.accumulation == "exact":
+            raise ValueError(
+                f'trainer.shard = {self.shard} with trainer.accumulation = "exact": there every rank holds the whole '
+                "model; set trainer.shard to 0"
+            )
+        return self
 
 
 class EnginesConfig(Section):

@@ -25,6 +25,7 @@ class LoaderSettings:
     micro_tokens: int
     synchronous: bool
     prompt_order: bool
+    ranks: int = 1  # a micro-batch is a round: one pack for each
 
 
 class Loader:
@@ -64,9 +65,11 @@ class Loader:
         """Work-conserving: whatever is ready is packed and trained; nothing waits to fill a budget."""
         missing = set(indices)
         backlog: list[Part] = []
+        patience = 0.0
         while missing or backlog:
             if not backlog:
                 self._wait_for(missing)
+            self._wait_for_all_ranks(missing, len(backlog), patience)
             self._receive_ready()
             ready = [self._waiting.pop(index) for index in list(self._waiting) if index in missing]
             missing -= {group.index for group in ready}
@@ -74,9 +77,11 @@ class Loader:
             for group in ready:
                 if group not in skipped:
                     backlog += parts_of(group, self._settings.micro_tokens)
-            pack = next(packs(backlog, self._settings.micro_tokens), ())
+            pack = next(packs(backlog, self._settings.micro_tokens, self._settings.ranks), ())
             backlog = backlog[len(pack) :]
+            began = time.monotonic()
             yield MicroBatch(parts=pack, skipped=skipped)
+            patience = time.monotonic() - began  # what the next round is predicted to take
 
     def _in_prompt_order(self, indices: list[int]) -> Iterator[MicroBatch]:
         skipped: list[Group] = []
@@ -90,9 +95,22 @@ class Loader:
                 else:
                     skipped.append(group)
 
-        for pack in packs(parts(), self._settings.micro_tokens):
+        for pack in packs(parts(), self._settings.micro_tokens, self._settings.ranks):
             yield MicroBatch(parts=pack)
         yield MicroBatch(parts=(), skipped=tuple(skipped))
+
+    def _wait_for_all_ranks(self, missing: set[int], parts: int, patience: float) -> None:
+        """Ranks run their rounds together: wait until there is something for each, but no longer than a round takes."""
+        deadline = time.monotonic() + patience
+
+        def lacking() -> bool:
+            arrived = len(missing & self._waiting.keys())
+            return arrived < len(missing) and parts + arrived < self._settings.ranks
+
+        with self._lane.doing("waiting for groups"):
+            while lacking() and (remaining := deadline - time.monotonic()) > 0:
+                if (group := self._queue.get(seconds=remaining)) is not None:
+                    self._accept(group)
 
     def _receive_ready(self) -> None:
         while (group := self._queue.get(seconds=0)) is not None:

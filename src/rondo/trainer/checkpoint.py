@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rondo.errors import UserError
 from rondo.observe.lane import Lane
-from rondo.trainer.ensemble import Everyone
+from rondo.trainer.ensemble import AnyTrainer
 from rondo.weights.checksum import checksum
 
 
@@ -29,7 +29,7 @@ class Checkpoints:
     """The checkpoints of one run: one every so many periods, the newest kept."""
 
     def __init__(
-        self, *, folder: Path, trainer: Everyone, cursor: Callable[[], int], every: int, keep: int, lane: Lane
+        self, *, folder: Path, trainer: AnyTrainer, cursor: Callable[[], int], every: int, keep: int, lane: Lane
     ) -> None:
         self._folder = folder
         self._trainer = trainer

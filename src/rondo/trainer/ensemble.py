@@ -20,7 +20,7 @@ from rondo.trainer.trainer import Trainer
 from rondo.types import MicroBatch
 
 
-class Everyone(Protocol):
+class AnyTrainer(Protocol):
     """What the loop, the publisher and the checkpoints ask of a trainer: of one rank's, or of all ranks'."""
 
     @property
