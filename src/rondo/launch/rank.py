@@ -73,6 +73,7 @@ def _lead(
     config: Config, folder: Path, queue: GroupQueue, ranks: Alone | Joined, device: torch.device, *, resume: bool
 ) -> None:
     sys.setswitchinterval(0.001)  # the producer's thread must not wait long behind the training thread
+    (folder / "logs").mkdir(exist_ok=True)  # the launcher's, where there is one
     console = Console(total=config.schedule.periods)
     console.preparing(config)
     built = build(config, folder, queue=queue, console=console, ranks=ranks, device=device)
