@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from rondo.attention.hf import adopt
 from rondo.observe.lane import Lane
@@ -13,6 +14,7 @@ from rondo.trainer.objective import surrogate
 from rondo.trainer.objective.base import Objective
 from rondo.trainer.objective.kl_reward import RewardKL
 from rondo.trainer.optim import LearningRate, adamw
+from rondo.trainer.parallel import Ranks
 from rondo.trainer.trainer import Trainer, TrainerSettings
 from rondo.trainer.tri_model import TriModel
 from rondo.types import Group, MicroBatch
@@ -35,6 +37,9 @@ def make_trainer(
     entropy: float = 0.0,
     correction_cap: float = 0.0,
     reward_kl: RewardKL | None = None,
+    exact: bool = False,
+    ranks: Ranks | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Trainer:
     policy, reference = tiny_model(dtype=dtype), tiny_model(dtype=dtype, seed=1)
     for model in (policy, reference):
@@ -46,6 +51,8 @@ def make_trainer(
         temperature=temperature,
         entropy=entropy > 0,
     )
+    if mesh is not None:
+        tri.shard(mesh)
     return Trainer(
         model=tri,
         objective=Objective(
@@ -58,9 +65,12 @@ def make_trainer(
         reward_kl=reward_kl,
         optimizer=adamw(tri.named_parameters(), weight_decay=0.1, betas=(0.9, 0.999)),
         learning_rate=LearningRate(peak=1e-2, total=10),
-        settings=TrainerSettings(normalise=normalise, constant=16, attention=attention, max_grad_norm=max_grad_norm),
+        settings=TrainerSettings(
+            normalise=normalise, constant=16, attention=attention, max_grad_norm=max_grad_norm, exact=exact
+        ),
         lane=Lane(),
         device=torch.device("cpu"),
+        ranks=ranks,
     )
 
 

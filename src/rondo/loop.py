@@ -15,7 +15,7 @@ from rondo.rollout.evaluation import Evaluation
 from rondo.rollout.producer import Producer
 from rondo.stream.loader import Loader
 from rondo.trainer.checkpoint import Checkpoints
-from rondo.trainer.trainer import Trainer
+from rondo.trainer.ensemble import AnyTrainer
 from rondo.weights.publisher import Publisher
 
 
@@ -26,7 +26,7 @@ class Run:
     prompts: PromptStream
     producer: Producer
     loader: Loader
-    trainer: Trainer
+    trainer: AnyTrainer
     publisher: Publisher
     evaluation: Evaluation
     recorder: Recorder

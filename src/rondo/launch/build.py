@@ -20,6 +20,7 @@ from rondo.config import AlgorithmConfig, Config, asset_or_path
 from rondo.engines.client import HttpEngine
 from rondo.engines.pool import EnginePool
 from rondo.errors import AddressError, ConfigError, EngineError, ModelError
+from rondo.launch.join import device_of
 from rondo.loop import Run
 from rondo.observe.console import Console
 from rondo.observe.lane import Lane
@@ -36,10 +37,12 @@ from rondo.rollout.producer import Producer, ProducerSettings
 from rondo.stream.loader import Loader, LoaderSettings
 from rondo.stream.queue import GroupQueue
 from rondo.trainer.checkpoint import Checkpoints
+from rondo.trainer.ensemble import AnyTrainer, Ensemble
 from rondo.trainer.objective import surrogate
 from rondo.trainer.objective.base import Objective
 from rondo.trainer.objective.kl_reward import RewardKL
 from rondo.trainer.optim import LearningRate, adamw
+from rondo.trainer.parallel import Alone, Joined, make_mesh
 from rondo.trainer.trainer import Trainer, TrainerSettings
 from rondo.trainer.tri_model import TriModel
 from rondo.types import Group, Sampling
@@ -52,6 +55,7 @@ class Built:
     """A run and what must be closed after it."""
 
     run: Run
+    own: Trainer  # this rank's
     tokenizer: Any
     background: Background
     session: aiohttp.ClientSession
@@ -64,13 +68,25 @@ class Built:
         self.background.close()
 
 
-def build(config: Config, folder: Path, *, queue: GroupQueue, console: Console) -> Built:
+def build(
+    config: Config,
+    folder: Path,
+    *,
+    queue: GroupQueue,
+    console: Console,
+    ranks: Alone | Joined | None = None,
+    device: torch.device | None = None,
+) -> Built:
+    """Rank 0's part: all but the other ranks' trainers."""
     lane = Lane("preparing")
     tokenizer = AutoTokenizer.from_pretrained(asset_or_path(config.model.path))
     background = Background("producer")
     scorer = _scorer(config, folder)
     background.call(scorer.start())
-    trainer = build_trainer(config, lane)  # while the engines start
+    own = build_trainer(config, lane, ranks=ranks, device=device)  # while the engines start
+    trainer: AnyTrainer = own
+    if isinstance(ranks, Joined):
+        trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
     session = background.call(_session())
     pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
     context = background.call(_join_engines(pool, session, queue, config, folder))
@@ -100,14 +116,14 @@ def build(config: Config, folder: Path, *, queue: GroupQueue, console: Console) 
         scorer=scorer,
         queue=queue,
         decode=decode,
-        settings=_producer_settings(config, trainer.model.policy, tokenizer),
+        settings=_producer_settings(config, own.model.policy, tokenizer),
         on_group=recorder.saw,
         on_shortfall=console.warn,
     )
     run = Run(
         prompts=prompts,
         producer=producer,
-        loader=_loader(config, queue, lane, console),
+        loader=_loader(config, queue, lane, console, ranks.size if ranks else 1),
         trainer=trainer,
         publisher=Publisher(
             folder=publication_folder(config.weights.folder, folder),
@@ -127,11 +143,15 @@ def build(config: Config, folder: Path, *, queue: GroupQueue, console: Console) 
             lane=lane,
         ),
     )
-    return Built(run=run, tokenizer=tokenizer, background=background, session=session, scorer=scorer)
+    return Built(run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer)
 
 
-def build_trainer(config: Config, lane: Lane) -> Trainer:
-    device = _device(config.trainer.device)
+def build_trainer(
+    config: Config, lane: Lane, *, ranks: Alone | Joined | None = None, device: torch.device | None = None
+) -> Trainer:
+    """One rank's, alone or among others."""
+    ranks, device = ranks or Alone(), device or device_of(config.trainer.device)
+    exact = config.trainer.accumulation == "exact"
     kl = config.algorithm.kl
     model = TriModel(
         policy=_load(config.model.path, device),
@@ -140,6 +160,8 @@ def build_trainer(config: Config, lane: Lane) -> Trainer:
         temperature=config.rollout.temperature,
         entropy=config.algorithm.entropy_coefficient > 0,
     )
+    if ranks.size > 1 and not exact:
+        model.shard(make_mesh(device, ranks.size, config.trainer.shard))
     updates = config.schedule.updates_per_period
     return Trainer(
         model=model,
@@ -157,9 +179,11 @@ def build_trainer(config: Config, lane: Lane) -> Trainer:
             constant=config.rollout.max_new_tokens,
             attention="separate" if config.trainer.attention == "separate" else "shared-prompt",
             max_grad_norm=config.trainer.max_grad_norm,
+            exact=exact,
         ),
         lane=lane,
         device=device,
+        ranks=ranks,
     )
 
 
@@ -183,12 +207,9 @@ def reward_kl(algorithm: AlgorithmConfig) -> RewardKL | None:
     )
 
 
-def published_weights(trainer: Trainer, dtype: str) -> dict[str, torch.Tensor]:
+def published_weights(trainer: AnyTrainer, dtype: str) -> dict[str, torch.Tensor]:
     target = getattr(torch, dtype)
-    return {
-        name: parameter.detach().to(dtype=target, device="cpu").contiguous()
-        for name, parameter in trainer.model.named_parameters()
-    }
+    return {name: tensor.to(dtype=target, device="cpu").contiguous() for name, tensor in trainer.weights()}
 
 
 def _load(path: str, device: torch.device) -> PreTrainedModel:
@@ -198,13 +219,6 @@ def _load(path: str, device: torch.device) -> PreTrainedModel:
         raise ModelError(f"model.path = {path} cannot be loaded: {str(error).splitlines()[0]}") from error
     adopt(model.eval())  # eval: dropout would make the trainer's policy another than the engine's
     return model.to(device)
-
-
-def _device(name: str) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found or torch.device("cpu")
 
 
 def _scorer(config: Config, folder: Path) -> RewardRunner:
@@ -298,7 +312,7 @@ def _eos_ids(policy: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     return tuple(int(token) for token in ids if token is not None)
 
 
-def _loader(config: Config, queue: GroupQueue, lane: Lane, console: Console) -> Loader:
+def _loader(config: Config, queue: GroupQueue, lane: Lane, console: Console, ranks: int) -> Loader:
     algorithm = config.algorithm
     every_group_counts = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient > 0
 
@@ -314,6 +328,7 @@ def _loader(config: Config, queue: GroupQueue, lane: Lane, console: Console) -> 
             synchronous=config.schedule.mode == "synchronous",
             prompt_order=config.schedule.order == "prompt",
             filtered=algorithm.filter != "none",
+            ranks=ranks,
         ),
         has_gradient=has_gradient,
         lane=lane,

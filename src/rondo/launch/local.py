@@ -1,7 +1,8 @@
 """The local launcher: starts engines and trainer as child processes, watches them, tears them down.
 
-It only starts and watches: HTTP carries everything between the children. Waits for the trainer to end; an engine that
-ends first is an error with a name. Ctrl-C or SIGTERM asks the trainer to save and leave; a second one ends at once.
+It only starts and watches: HTTP and torch.distributed carry everything between the children. Waits for trainer rank 0
+to end; an engine or another rank that ends first is an error with a name, and ends all. Ctrl-C or SIGTERM asks rank 0
+to save and leave; a second one ends at once.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from rondo.config import Config, asset_or_path
 from rondo.errors import ConfigError, DiedError, Interrupted, RondoError, UserError
 from rondo.launch.cpu import environment_for
 from rondo.launch.preflight import check
-from rondo.launch.processes import Child, end_all, write_processes
+from rondo.launch.processes import Child, end_all, rank_environment, write_processes
 from rondo.weights.folder import publication_folder, remove_publication_folder
 
 POLL_SECONDS = 0.05
+LOST_PEER = 4  # exit code of a trainer rank that ended only because another one had
+BLAME_SECONDS = 2.0  # how long to look for that other one
 
 
 def launch(config: Config, *, resume: bool = False, overwrite: bool = False) -> Path:
@@ -45,7 +48,8 @@ class LocalLauncher:
         self._folder = folder
         self._resume = resume
         self._engines: list[Child] = []
-        self._trainer: Child | None = None
+        self._trainers: list[Child] = []  # by rank
+        self._meeting = folder / "rendezvous"
         self._signals = 0
         self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -63,20 +67,15 @@ class LocalLauncher:
                     environment=environment,
                 )
             )
-        self._trainer = Child(
-            "trainer-0",
-            ["rank", str(self._folder), *(["--resume"] if self._resume else [])],
-            log=self._folder / "logs" / "trainer-0.log",
-            cpus=self._config.trainer.cpus,
-            environment=environment,
-            stdout=sys.stdout if _has_descriptor(sys.stdout) else None,
-        )
+        for rank in range(self._config.trainer.ranks):
+            self._trainers.append(self._start_trainer(rank, environment))
         self._write_processes()
 
     def watch(self) -> None:
-        assert self._trainer is not None
         announced: set[str] = set()
-        while self._trainer.exit_code is None:
+        while self._trainers[0].exit_code is None:
+            if any(follower.exit_code for follower in self._trainers[1:]):
+                raise self._trainer_died()
             for engine in self._engines:
                 if engine.exit_code is not None:
                     raise self._engine_died(engine)
@@ -88,30 +87,46 @@ class LocalLauncher:
             if self._signals >= 2:
                 raise Interrupted("stopped at once; the last checkpoint is what remains")
             time.sleep(POLL_SECONDS)
-        if self._trainer.exit_code != 0:
-            raise self._trainer_died(self._trainer)
+        if self._trainers[0].exit_code != 0:
+            raise self._trainer_died()
 
     def close(self) -> None:
-        """The trainer first: it may still want to save, and its engines must not vanish under it."""
+        """Rank 0 first: it may still want to save, and its engines and other ranks must not vanish under it."""
         if self._signals >= 2:
             for child in self._children():
                 child.end(time.monotonic())
-        if self._trainer is not None:
-            end_all([self._trainer])
+        if any(trainer.exit_code for trainer in self._trainers):  # the other ranks wait for it, perhaps for ever
+            for trainer in self._trainers:
+                trainer.end(time.monotonic())
+        end_all(self._trainers[:1])
+        end_all(self._trainers[1:])
         end_all(self._engines)
+        self._meeting.unlink(missing_ok=True)
         remove_publication_folder(publication_folder(self._config.weights.folder, self._folder))
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     def _children(self) -> list[Child]:
-        return [*([self._trainer] if self._trainer else []), *self._engines]
+        return [*self._trainers, *self._engines]
+
+    def _start_trainer(self, rank: int, environment: dict[str, str]) -> Child:
+        trainer = self._config.trainer
+        shown = rank == 0 and _has_descriptor(sys.stdout)
+        return Child(
+            f"trainer-{rank}",
+            ["rank", str(self._folder), *(["--resume"] if self._resume else [])],
+            log=self._folder / "logs" / f"trainer-{rank}.log",
+            cpus=trainer.cpus[rank :: trainer.ranks] or trainer.cpus,
+            environment=environment | rank_environment(rank, trainer.ranks, self._meeting),
+            stdout=sys.stdout if shown else None,
+        )
 
     def _engine_arguments(self, number: int) -> list[str]:
         config, engines = self._config, self._config.engines
         arguments = ["serve", "--model", asset_or_path(config.model.path), "--dtype", config.model.dtype]
         arguments += ["--slots", str(engines.slots), "--device", engines.device]
         arguments += ["--port", str(engines.base_port + number if engines.base_port else 0)]
-        arguments += ["--threads", str(engines.threads or share_of_cores(config))]
+        arguments += ["--threads", str(engines.threads or share_of_cores(config, config.trainer.ranks))]
         arguments += ["--max-model-len", str(engines.max_model_len)]
         arguments += ["--announce", str(self._folder / "engines" / f"engine-{number}.json")]
         return arguments + (["--batch-invariant"] if engines.batch_invariant else [])
@@ -124,23 +139,30 @@ class LocalLauncher:
             return UserError(sentence)
         return DiedError(engine.obituary())
 
-    def _trainer_died(self, trainer: Child) -> RondoError:
-        path = self._folder / "error.json"
-        if path.exists():
-            error = json.loads(path.read_text())
-            kind: type[RondoError] = getattr(errors, error["type"])
-            return kind(error["message"])
-        return DiedError(trainer.obituary())
+    def _trainer_died(self) -> RondoError:
+        """What the first rank to end had to say; those that only missed it are not to blame."""
+        deadline = time.monotonic() + BLAME_SECONDS
+        while True:
+            path = self._folder / "error.json"
+            if path.exists():
+                error = json.loads(path.read_text())
+                kind: type[RondoError] = getattr(errors, error["type"])
+                return kind(error["message"])
+            dead = [trainer for trainer in self._trainers if trainer.exit_code]
+            guilty = [trainer for trainer in dead if trainer.exit_code != LOST_PEER]
+            if guilty or time.monotonic() > deadline:
+                return DiedError((guilty or dead)[0].obituary())
+            time.sleep(POLL_SECONDS)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
-        if self._trainer is not None:
-            self._trainer.ask_to_end()
+        for leader in self._trainers[:1]:
+            leader.ask_to_end()
 
 
-def share_of_cores(config: Config) -> int:
-    """Threads for one process when the cores are shared out evenly among the trainer and its engines."""
-    processes = 1 + (0 if config.engines.urls else config.engines.count)
+def share_of_cores(config: Config, ranks: int) -> int:
+    """Threads for one process when the cores are shared out evenly among the trainer's ranks and the engines."""
+    processes = ranks + (0 if config.engines.urls else config.engines.count)
     return max(1, len(os.sched_getaffinity(0)) // processes)
 
 
@@ -154,7 +176,7 @@ def _prepare(config: Config, *, resume: bool, overwrite: bool) -> Path:
         raise ConfigError(f"{folder} holds no run to resume: start it without --resume")
     for name in ("logs", "engines"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    for stale in [*(folder / "engines").glob("*.json"), folder / "error.json"]:
+    for stale in [*(folder / "engines").glob("*.json"), folder / "error.json", folder / "rendezvous"]:
         stale.unlink(missing_ok=True)
     config.write(folder / "config.json")
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import IO
 from rondo.launch.lifeline import VARIABLE
 
 GRACE_SECONDS = 10.0  # between asking a process to end and ending it
+MEETING = "RONDO_RENDEZVOUS"  # names the file where trainer ranks find each other; it does not exist yet
 
 
 class Child:
@@ -76,6 +78,15 @@ class Child:
         """The sentence of a RondoError that the child printed before it left."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
         return lines[-1].removeprefix("error: ") if lines else None
+
+
+def rank_environment(rank: int, size: int, meeting: Path) -> dict[str, str]:
+    """Which of how many trainer ranks of this machine a child is, in the words that torchrun uses."""
+    words = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), MEETING: str(meeting)}
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
+        words["GLOO_SOCKET_IFNAME"] = loopback
+    return words
 
 
 def end_all(children: Sequence[Child]) -> None:

@@ -1,4 +1,4 @@
-"""One trainer rank: builds its part of the run from the folder's config, trains, saves the model."""
+"""One trainer rank: builds its part of the run from the folder's config and trains; rank 0 leads, the others follow."""
 
 from __future__ import annotations
 
@@ -10,50 +10,84 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import transformers
 
 from rondo import errors
 from rondo.config import Config
 from rondo.errors import Interrupted, RondoError
-from rondo.launch.build import Built, build
-from rondo.launch.local import share_of_cores
+from rondo.launch.build import Built, build, build_trainer, published_weights
+from rondo.launch.join import join
+from rondo.launch.local import LOST_PEER, share_of_cores
 from rondo.loop import train
 from rondo.observe.console import Console
+from rondo.observe.lane import Lane
 from rondo.observe.recorder import forget_from
 from rondo.stream.queue import GroupQueue
+from rondo.trainer.ensemble import follow
+from rondo.trainer.parallel import Alone, Joined, leave
 
 
 def main(config: Config, folder: Path, *, resume: bool) -> int:
     """The process's exit code; what went wrong is left in `error.json` for the launcher to say."""
     queue = GroupQueue()
-    signal.signal(signal.SIGTERM, lambda number, frame: queue.close())
+    signal.signal(signal.SIGTERM, lambda number, frame: queue.close())  # only rank 0 looks at it: it lets the others go
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
     try:
         _train(config, folder, queue, resume=resume)
-    except RondoError as error:
+        code = 0
+    except Exception as error:
         traceback.print_exc()  # into the log; the launcher prints the sentence
+        code = _exit_code(folder, error)
+    if dist.is_initialized():
+        leave(code)
+    return code
+
+
+def _exit_code(folder: Path, error: Exception) -> int:
+    if isinstance(error, RondoError):
         leave_error(folder, error)
         return error.exit_code
-    return 0
+    # The place in its own source that gloo names when a peer is gone.
+    return LOST_PEER if "gloo/transport" in str(error) else 1
 
 
 def _train(config: Config, folder: Path, queue: GroupQueue, *, resume: bool) -> None:
-    torch.set_num_threads(config.trainer.threads or share_of_cores(config))
-    sys.setswitchinterval(0.001)  # the producer's thread must not wait long behind the training thread
     transformers.utils.logging.disable_progress_bar()
+    ranks, device = join(config.trainer)
+    torch.set_num_threads(_threads(config, ranks.size))
+    if isinstance(ranks, Joined) and ranks.rank > 0:
+        follow(build_trainer(config, Lane(), ranks=ranks, device=device), ranks)
+    else:
+        _lead(config, folder, queue, ranks, device, resume=resume)
+
+
+def _threads(config: Config, ranks: int) -> int:
+    """Exact sums are the same for any number of ranks: what else decides about bits must not depend on it."""
+    if config.trainer.accumulation == "exact":
+        return config.trainer.threads or 1
+    return config.trainer.threads or share_of_cores(config, ranks)
+
+
+def _lead(
+    config: Config, folder: Path, queue: GroupQueue, ranks: Alone | Joined, device: torch.device, *, resume: bool
+) -> None:
+    sys.setswitchinterval(0.001)  # the producer's thread must not wait long behind the training thread
+    (folder / "logs").mkdir(exist_ok=True)  # the launcher's, where there is one
     console = Console(total=config.schedule.periods)
     console.preparing(config)
-    built = build(config, folder, queue=queue, console=console)
+    built = build(config, folder, queue=queue, console=console, ranks=ranks, device=device)
     run = built.run
     try:
         progress = run.checkpoints.restore() if resume else None
         start = progress.period if progress else 0
         run.prompts.dataset.cursor = progress.cursor if progress else 0
         forget_from(folder, start)
-        console.begin(start, run.trainer.model.policy.num_parameters(), len(run.prompts.dataset))
+        console.begin(start, built.own.model.policy.num_parameters(), len(run.prompts.dataset))
         run.recorder.begin()
         _loop(config, built, start)
         _save_model(config, built, folder)
+        run.trainer.close()
         console.end(folder)
     finally:
         built.close()
@@ -68,18 +102,25 @@ def _loop(config: Config, built: Built, start: int) -> None:
     except Interrupted:
         period, steps_into_it = divmod(run.trainer.steps, updates)
         if steps_into_it:
+            run.trainer.close()
             raise Interrupted(
                 f"stopped between two updates of period {period}; --resume goes on from the last checkpoint"
             ) from None
         run.checkpoints.save(period=period, cursor=run.prompts.dataset.cursor)
+        run.trainer.close()
         raise Interrupted(f"stopped in period {period} and saved; go on with --resume") from None
 
 
 def _save_model(config: Config, built: Built, folder: Path) -> None:
     """The final policy in Hugging Face format, in the dtype that was published."""
     aside, path = folder / ".model.partial", folder / "model"
-    policy = built.run.trainer.model.policy.to(getattr(torch, config.model.dtype))
-    policy.save_pretrained(aside)
+    policy = built.own.model.policy
+    weights = published_weights(built.run.trainer, config.model.dtype)
+    of_parameter = {id(parameter): weights[name] for name, parameter in policy.named_parameters()}
+    state = policy.state_dict(keep_vars=True)  # tied tensors under each of their names, buffers as they are
+    policy.save_pretrained(aside, state_dict={name: of_parameter.get(id(held), held) for name, held in state.items()})
+    described = json.loads((aside / "config.json").read_text())
+    (aside / "config.json").write_text(json.dumps(described | {"dtype": config.model.dtype}, indent=2) + "\n")
     built.tokenizer.save_pretrained(aside)
     if path.exists():  # of the run that this one resumed
         path.rename(folder / ".model.old")
@@ -88,7 +129,9 @@ def _save_model(config: Config, built: Built, folder: Path) -> None:
 
 def leave_error(folder: Path, error: RondoError) -> None:
     record = {"type": _public(type(error)).__name__, "message": str(error)}
-    (folder / "error.json").write_text(json.dumps(record) + "\n")
+    aside = folder / f".error-{os.getpid()}.partial"  # several ranks may have the same to say
+    aside.write_text(json.dumps(record) + "\n")
+    os.replace(aside, folder / "error.json")
 
 
 def _public(kind: type[RondoError]) -> type[RondoError]:

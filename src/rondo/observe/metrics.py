@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 Number = float | int | torch.Tensor
@@ -26,6 +28,22 @@ class Tally:
     def maximum(self, name: str, value: Number) -> None:
         held = torch.as_tensor(value)
         self._maxima[name] = torch.maximum(self._maxima.get(name, held), held)
+
+    def dump(self) -> dict[str, dict[str, Any]]:
+        """As plain numbers, to travel to another process."""
+        return {
+            "sums": {name: float(value) for name, value in self._sums.items()},
+            "means": {name: [float(total), float(count)] for name, (total, count) in self._means.items()},
+            "maxima": {name: float(value) for name, value in self._maxima.items()},
+        }
+
+    def merge(self, dumped: dict[str, dict[str, Any]]) -> None:
+        for name, value in dumped["sums"].items():
+            self.add(name, value)
+        for name, (total, count) in dumped["means"].items():
+            self.mean(name, total, count)
+        for name, value in dumped["maxima"].items():
+            self.maximum(name, value)
 
     def read(self) -> dict[str, float]:
         means = {name: float(total) / float(count) for name, (total, count) in self._means.items() if float(count)}

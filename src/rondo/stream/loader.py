@@ -26,6 +26,7 @@ class LoaderSettings:
     synchronous: bool
     prompt_order: bool
     filtered: bool = False  # groups that come are those that passed a filter
+    ranks: int = 1  # a micro-batch is a round: one pack for each
 
 
 class Loader:
@@ -68,6 +69,7 @@ class Loader:
         """Work-conserving: whatever is ready is packed and trained; nothing waits to fill a budget."""
         handed = 0
         backlog: list[Part] = []
+        patience = 0.0
 
         def ready() -> list[Group]:
             return [group for group in self._waiting.values() if self._update_of(group) == update]
@@ -75,19 +77,26 @@ class Loader:
         def over() -> bool:
             return handed == len(self._places(update))
 
+        def enough() -> bool:
+            """Something for every rank, or all that there will be."""
+            arrived = len(ready())
+            return len(backlog) + arrived >= self._settings.ranks or handed + arrived == len(self._places(update))
+
         while backlog or not over():
             if not backlog:
                 self._wait_until(lambda: bool(ready()) or over())
+            self._wait_a_while(patience, enough)
             self._receive_ready()
             taken = [self._waiting.pop(group.index) for group in ready()]
             handed += len(taken)
             skipped = tuple(group for group in taken if not self._has_gradient(group))
-            for group in taken:
-                if group not in skipped:
-                    backlog += parts_of(group, self._settings.micro_tokens)
-            pack = next(packs(backlog, self._settings.micro_tokens), ())
+            for group in filter(self._has_gradient, taken):
+                backlog += parts_of(group, self._settings.micro_tokens)
+            pack = next(packs(backlog, self._settings.micro_tokens, self._settings.ranks), ())
             backlog = backlog[len(pack) :]
+            began = time.monotonic()
             yield MicroBatch(parts=pack, skipped=skipped)
+            patience = time.monotonic() - began  # what the next round is predicted to take
 
     def _in_prompt_order(self, update: int) -> Iterator[MicroBatch]:
         skipped: list[Group] = []
@@ -102,9 +111,17 @@ class Loader:
                 else:
                     skipped.append(group)
 
-        for pack in packs(parts(), self._settings.micro_tokens):
+        for pack in packs(parts(), self._settings.micro_tokens, self._settings.ranks):
             yield MicroBatch(parts=pack)
         yield MicroBatch(parts=(), skipped=tuple(skipped))
+
+    def _wait_a_while(self, patience: float, enough: Callable[[], bool]) -> None:
+        """Ranks run their rounds together: wait until there is something for each, but no longer than a round takes."""
+        deadline = time.monotonic() + patience
+        with self._lane.doing("waiting for groups"):
+            while not enough() and (remaining := deadline - time.monotonic()) > 0:
+                if (arrived := self._queue.get(seconds=remaining)) is not None:
+                    self._accept(arrived)
 
     def _places(self, update: int) -> list[int]:
         """The places that belong to this update: fixed by prompt order, whatever finishes first."""

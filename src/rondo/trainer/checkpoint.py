@@ -1,4 +1,4 @@
-"""Checkpoints: weights, optimizer, schedule and data cursor; written aside and renamed, safetensors and JSON only."""
+"""Checkpoints: weights, optimizer, schedule and data cursor; written aside and renamed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
-
 from rondo.errors import UserError
 from rondo.observe.lane import Lane
-from rondo.trainer.trainer import Trainer
+from rondo.trainer.ensemble import AnyTrainer
 from rondo.weights.checksum import checksum
 
 
@@ -32,7 +29,7 @@ class Checkpoints:
     """The checkpoints of one run: one every so many periods, the newest kept."""
 
     def __init__(
-        self, *, folder: Path, trainer: Trainer, cursor: Callable[[], int], every: int, keep: int, lane: Lane
+        self, *, folder: Path, trainer: AnyTrainer, cursor: Callable[[], int], every: int, keep: int, lane: Lane
     ) -> None:
         self._folder = folder
         self._trainer = trainer
@@ -48,14 +45,13 @@ class Checkpoints:
                 self.save(period=period + 1, cursor=self._cursor())
 
     def save(self, *, period: int, cursor: int) -> Path:
-        named = list(self._trainer.model.named_parameters())
-        progress = Progress(period=period, cursor=cursor, steps=self._trainer.steps, weights=checksum(named))
+        found = checksum(self._trainer.weights())
+        progress = Progress(period=period, cursor=cursor, steps=self._trainer.steps, weights=found)
         path = self._folder / f"period-{period:06d}"
         aside = self._folder / f".{path.name}.partial"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        save_file({name: parameter.detach().contiguous() for name, parameter in named}, aside / "model.safetensors")
-        save_file(_optimizer_tensors(self._trainer), aside / "optimizer.safetensors")
+        self._trainer.write(aside)
         (aside / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
         shutil.rmtree(path, ignore_errors=True)
         os.replace(aside, path)
@@ -68,38 +64,14 @@ class Checkpoints:
         return sorted(self._folder.glob("period-*"))
 
     def restore(self) -> Progress | None:
-        """Bring the trainer to the newest checkpoint; None when there is none."""
+        """Bring the trainer to the newest checkpoint, whatever the number of ranks that wrote it; None when there is
+        none."""
         if not self.paths():
             return None
         path = self.paths()[-1]
         progress = Progress(**json.loads((path / "progress.json").read_text()))
-        weights = load_file(path / "model.safetensors")
-        with torch.no_grad():
-            for name, parameter in self._trainer.model.named_parameters():
-                parameter.copy_(weights[name])
-        _restore_optimizer(self._trainer, load_file(path / "optimizer.safetensors"))
-        self._trainer.steps = progress.steps
-        found = checksum(self._trainer.model.named_parameters())
+        self._trainer.read(path, steps=progress.steps)
+        found = checksum(self._trainer.weights())
         if found != progress.weights:
             raise UserError(f"{path} is damaged: its weights have checksum {found}, not {progress.weights}: remove it")
         return progress
-
-
-def _optimizer_tensors(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """The optimizer's state by parameter name, so that it does not depend on the order of parameter groups."""
-    state = trainer.optimizer.state
-    return {
-        f"{name}|{key}": value.detach().contiguous()
-        for name, parameter in trainer.model.named_parameters()
-        for key, value in state.get(parameter, {}).items()
-    }
-
-
-def _restore_optimizer(trainer: Trainer, tensors: dict[str, torch.Tensor]) -> None:
-    trainer.optimizer.state.clear()
-    parameters = dict(trainer.model.named_parameters())
-    for label, value in tensors.items():
-        name, key = label.rsplit("|", 1)
-        parameter = parameters[name]
-        held = value if key == "step" else value.to(parameter.device)
-        trainer.optimizer.state[parameter][key] = held

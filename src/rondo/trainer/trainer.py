@@ -1,13 +1,16 @@
 """The trainer of one rank: micro-batches in, raw gradient sums; one division, one clip, one step.
 
-Sums, not means: the loss of a micro-batch is a sum over its tokens, so any arrival order and packing yield the same
-gradient. What it is divided by (tokens, responses, a constant) is counted alongside and applied once, in `step`.
+Sums, not means: the loss of a micro-batch is a sum over its tokens, so any arrival order, packing and rank count yield
+the same gradient. What it is divided by (tokens, responses, a constant) is counted alongside and applied once, in
+`step`, from the totals over all ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -15,11 +18,16 @@ from rondo.attention.layout import Layout, separate_layout, shared_prompt_layout
 from rondo.errors import NonFiniteGradientError
 from rondo.observe.lane import Lane
 from rondo.observe.metrics import Tally
+from rondo.trainer.accumulate import Accumulator, FloatSum, IntegerSum
 from rondo.trainer.objective.base import Objective, TokenBatch
 from rondo.trainer.objective.kl_reward import RewardKL
 from rondo.trainer.optim import LearningRate
+from rondo.trainer.parallel import Alone, Ranks, own, whole
+from rondo.trainer.state import read_state, write_state
 from rondo.trainer.tri_model import TriLogps, TriModel
-from rondo.types import Group, MicroBatch, Part
+from rondo.types import MicroBatch, Part
+
+IDLE_ROW = shared_prompt_layout([((0,), [(0,)])])  # what a rank without a pack computes, to take part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +36,7 @@ class TrainerSettings:
     constant: int  # tokens a response counts for under "constant"
     attention: str  # shared-prompt | separate
     max_grad_norm: float
+    exact: bool = False  # sum gradients as integers; every rank then holds the whole model
 
 
 class Trainer:
@@ -42,6 +51,7 @@ class Trainer:
         lane: Lane,
         device: torch.device,
         reward_kl: RewardKL | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -53,6 +63,13 @@ class Trainer:
         self._settings = settings
         self._lane = lane
         self._device = device
+        self._ranks = ranks or Alone()
+        named = model.named_parameters()
+        self._accumulator: Accumulator = (
+            IntegerSum(named, self._ranks) if settings.exact else FloatSum(parameter for _, parameter in named)
+        )
+        # Sharded parameters are gathered in every pass: all ranks run the same number of them.
+        self._lockstep = self._ranks.size > 1 and not settings.exact
         self._begin_update()
 
     def begin_period(self) -> None:
@@ -60,19 +77,34 @@ class Trainer:
         self.tally = Tally()
 
     def accumulate(self, micro: MicroBatch) -> None:
-        """Forward and backward: adds this micro-batch's raw sums to the gradient and to the counts."""
-        self._count(micro)
-        if micro.parts:
+        """Forward and backward: adds this micro-batch's raw sums to the gradient and to the counts.
+
+        With several ranks all are called together, some perhaps with an empty micro-batch.
+        """
+        self.count(micro)
+        if micro.parts or self._lockstep:
             with self._lane.doing("training"):
                 self._micros.append(micro)
-                self._backward(micro, self.tally)
+                for piece in self._accumulator.pieces(micro):
+                    self._backward(piece, self.tally)
+                    self._accumulator.collect(piece)
+
+    def count(self, micro: MicroBatch) -> None:
+        """What the gradient will be divided by; for groups that are skipped, this is all there is to do."""
+        lengths = [len(response.token_ids) for part in micro.parts for response in part.responses]
+        lengths += [len(response.token_ids) for group in micro.skipped for response in group.answer.responses]
+        self._sequences += len(lengths)
+        self._tokens += sum(lengths)
+        self.tally.add("groups_skipped", len(micro.skipped))
+        self.tally.add("groups_trained", sum(part.first == 0 for part in micro.parts))
 
     def step(self) -> None:
         """Divide once, clip, one optimizer step. A gradient that is not finite stops the run before it."""
         with self._lane.doing("stepping"):
+            self._add_up_counts()
             gradients = self.gradients()
             torch._foreach_div_(gradients, float(self._divisor()))
-            norm = torch.nn.utils.get_total_norm(gradients)
+            norm = whole(torch.nn.utils.get_total_norm(gradients))
             if not torch.isfinite(norm):
                 raise NonFiniteGradientError(self._accusation())
             torch.nn.utils.clip_grads_with_norm_(
@@ -86,30 +118,49 @@ class Trainer:
             self.tally.mean("gradient_norm", norm, 1)
             self.tally.mean("learning_rate", rate, 1)
             self.tally.mean("loss", self._loss, self._divisor())
+            self._gather_tally()
             self._begin_update()
 
     def gradients(self) -> list[torch.Tensor]:
         """The raw sums gathered so far, in the order of the parameters; zeros where nothing was run."""
-        gradients = []
-        for _, parameter in self.model.named_parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        return gradients
+        return self._accumulator.total()
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy's tensors, whole, one at a time; every rank must go through all of them."""
+        for name, parameter in self.model.named_parameters():
+            yield name, whole(parameter.detach())
+
+    def write(self, folder: Path) -> None:
+        """Weights and optimizer; every rank its shards."""
+        write_state(folder, self.model.named_parameters(), self.optimizer)
+
+    def read(self, folder: Path, *, steps: int) -> None:
+        """What any number of ranks wrote after so many steps."""
+        read_state(folder, self.model.named_parameters(), self.optimizer)
+        self.steps = steps
+
+    def close(self) -> None:
+        """Nobody to let go."""
 
     def _begin_update(self) -> None:
         self._micros: list[MicroBatch] = []
         self._loss = torch.zeros((), device=self._device)
         self._sequences = self._tokens = 0
-        self.optimizer.zero_grad(set_to_none=True)
+        self._accumulator.clear()
 
-    def _count(self, micro: MicroBatch) -> None:
-        lengths = [len(response.token_ids) for part in micro.parts for response in part.responses]
-        lengths += [len(response.token_ids) for group in micro.skipped for response in group.answer.responses]
-        self._sequences += len(lengths)
-        self._tokens += sum(lengths)
-        self.tally.add("groups_skipped", len(micro.skipped))
-        self.tally.add("groups_trained", sum(part.first == 0 for part in micro.parts))
+    def _add_up_counts(self) -> None:
+        if self._ranks.size > 1:
+            counts = self._ranks.exchange([self._sequences, self._tokens, float(self._loss)])
+            self._sequences, self._tokens, loss = map(sum, zip(*counts, strict=True))
+            self._loss.fill_(loss)
+
+    def _gather_tally(self) -> None:
+        """Rank 0 holds the tally of all."""
+        if self._ranks.size > 1:
+            tallies = self._ranks.exchange(self.tally.dump())
+            self.tally = Tally()
+            for tally in tallies if self._ranks.rank == 0 else ():
+                self.tally.merge(tally)
 
     def _divisor(self) -> int:
         if self._settings.normalise == "tokens":
@@ -119,6 +170,10 @@ class Trainer:
         return max(1, self._sequences)
 
     def _backward(self, micro: MicroBatch, tally: Tally) -> None:
+        if not micro.parts:
+            idle_N = self.model.logps(IDLE_ROW.to(self._device)).policy_N
+            (idle_N.sum() * 0).backward()  # type: ignore[no-untyped-call]
+            return
         layout = self._layout(micro.parts)
         logps = self.model.logps(layout)
         like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self._device)
@@ -180,14 +235,18 @@ class Trainer:
         tally.add("tokens_computed", layout.tokens_T.numel())
 
     def _accusation(self) -> str:
-        """Which groups made the gradient infinite: each micro-batch is run again, alone."""
-        guilty: list[Group] = []
+        """Which groups made the gradient infinite: each rank's micro-batches are run again, alone."""
+        guilty: list[int] = []
         for micro in self._micros:
-            self.optimizer.zero_grad(set_to_none=True)
-            self._backward(micro, Tally())
-            if not all(bool(gradient.isfinite().all()) for gradient in self.gradients()):
-                guilty += [part.group for part in micro.parts]
-        names = ", ".join(f"prompt {group.prompt.ordinal}" for group in guilty[:8]) or "no single micro-batch"
+            for rank in range(self._ranks.size):
+                mine = rank == self._ranks.rank
+                self._accumulator.clear()
+                self._backward(micro if mine else MicroBatch(parts=()), Tally())
+                finite = all(bool(own(gradient).isfinite().all()) for gradient in self.gradients())
+                if not all(self._ranks.exchange(finite)) and mine:
+                    guilty += [part.group.prompt.ordinal for part in micro.parts]
+        ordinals = [ordinal for found in self._ranks.exchange(guilty) for ordinal in found]
+        names = ", ".join(f"prompt {ordinal}" for ordinal in ordinals[:8]) or "no single micro-batch"
         return (
             f"the gradient of update {self.steps} is not finite; responsible: {names}. No step was taken: "
             "look at these groups in samples.jsonl, lower trainer.learning_rate or check the rewards"

@@ -10,11 +10,14 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rondo.attention.hf import hidden_states
 from rondo.attention.layout import Layout
 from rondo.trainer.logprobs import token_logps
+from rondo.trainer.parallel import shard_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,27 @@ class TriLogps:
     old_N: torch.Tensor
     reference_N: torch.Tensor | None
     entropy_N: torch.Tensor | None = None  # of the policy, with gradient
+
+
+class Scorer(torch.nn.Module):
+    """A model as a function of a row. One forward and no other way in: a sharded model gathers its weights there."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float, *, entropy: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self._temperature = temperature
+        self._entropy = entropy
+
+    def forward(self, layout: Layout) -> torch.Tensor:
+        head = self.model.get_output_embeddings()
+        return token_logps(
+            head,
+            hidden_states(self.model, layout),
+            layout.target_N,
+            temperature=self._temperature,
+            vocabulary=head.weight.shape[0],
+            entropy=self._entropy,
+        )
 
 
 class TriModel:
@@ -38,8 +62,16 @@ class TriModel:
         self.policy = policy
         self.old = _frozen(copy.deepcopy(policy)) if keep_old else None
         self.reference = _frozen(reference) if reference is not None else None
-        self._temperature = temperature
         self._entropy = entropy
+        self._scorers = {
+            model: Scorer(model, temperature, entropy=entropy and model is policy) for model in self._models()
+        }
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Spread all three over the ranks of the mesh, in the same way."""
+        for model in self._models():
+            layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+            shard_model(self._scorers[model], layers, mesh)
 
     def begin_period(self) -> None:
         """The policy that generates this period becomes the old policy; never in the middle of one."""
@@ -49,7 +81,7 @@ class TriModel:
                     held.copy_(current)
 
     def logps(self, layout: Layout) -> TriLogps:
-        policy_N = self._score(self.policy, layout, entropy=self._entropy)
+        policy_N = self._score(self.policy, layout)
         policy_N, entropy_N = policy_N if self._entropy else (policy_N, None)
         with torch.no_grad():
             old_N = policy_N.detach() if self.old is None else self._score(self.old, layout)
@@ -60,16 +92,12 @@ class TriModel:
         """The policy's, tied ones once."""
         return list(self.policy.named_parameters())
 
-    def _score(self, model: PreTrainedModel, layout: Layout, *, entropy: bool = False) -> torch.Tensor:
-        head = model.get_output_embeddings()
-        return token_logps(
-            head,
-            hidden_states(model, layout),
-            layout.target_N,
-            temperature=self._temperature,
-            vocabulary=head.weight.shape[0],
-            entropy=entropy,
-        )
+    def _models(self) -> list[PreTrainedModel]:
+        return [model for model in (self.policy, self.old, self.reference) if model is not None]
+
+    def _score(self, model: PreTrainedModel, layout: Layout) -> torch.Tensor:
+        logps: torch.Tensor = self._scorers[model](layout)
+        return logps
 
 
 def _frozen(model: PreTrainedModel) -> PreTrainedModel:

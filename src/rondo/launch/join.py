@@ -1,0 +1,56 @@
+"""How a trainer rank finds the others, and which device is its own.
+
+The launcher says by environment which of how many ranks a process is, and names a file in the run's folder where they
+meet; torchrun says the same in its own words (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from rondo.config import TrainerConfig
+from rondo.errors import ConfigError
+from rondo.launch.processes import MEETING
+from rondo.trainer.parallel import Alone, Joined
+
+
+def join(config: TrainerConfig) -> tuple[Alone | Joined, torch.device]:
+    """Returns when all ranks are there. One rank alone makes no process group."""
+    size, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    device = device_of(config.device, local if size > 1 else None)
+    if size == 1:
+        return Alone(), device
+    if config.shard and size % config.shard:
+        raise ConfigError(f"trainer.shard = {config.shard} does not divide the {size} trainer ranks into whole copies")
+    backend = "gloo"
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+        backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
+    meeting = os.environ.get(MEETING)
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{meeting}" if meeting else "env://",
+        rank=int(os.environ["RANK"]),
+        world_size=size,
+    )
+    return Joined(), device
+
+
+def device_of(name: str, number: int | None = None) -> torch.device:
+    """As configured, else the accelerator, else the CPU; with several ranks, the one with this number."""
+    if name == "auto":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = found or torch.device("cpu")
+    else:
+        device = torch.device(name)
+    if number is None or device.type == "cpu":
+        return device
+    if number >= torch.accelerator.device_count():
+        raise ConfigError(
+            f"trainer.ranks asks for a device of type {device.type} with number {number}, but there are "
+            f"{torch.accelerator.device_count()}: use fewer ranks on this machine"
+        )
+    return torch.device(device.type, number)

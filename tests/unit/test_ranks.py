@@ -1,0 +1,240 @@
+"""Several ranks in real processes, over gloo: the same gradient, the same bits, checkpoints for any number of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+
+from rondo.errors import NonFiniteGradientError, RondoError
+from rondo.stream.packing import packs, parts_of
+from rondo.stream.scatter import decode, divide, encode, predicted_cost
+from rondo.trainer.ensemble import Ensemble, follow
+from rondo.trainer.parallel import Alone, Joined, leave, make_mesh, whole
+from rondo.trainer.trainer import Trainer
+from rondo.types import Group, MicroBatch
+from tests.conftest import make_group
+from tests.trainers import make_trainer, micros_of, random_groups
+
+BUDGET = 40
+Tensors = list[torch.Tensor]
+
+
+def rounds(groups: list[Group], ranks: int) -> list[MicroBatch]:
+    parts = (part for group in groups for part in parts_of(group, BUDGET))
+    return [MicroBatch(parts=pack) for pack in packs(parts, BUDGET, ranks)]
+
+
+# What rank 0 does with all ranks as one trainer; the other ranks follow.
+
+
+def one_step(everyone: Ensemble | Trainer, seen: Tensors, size: int, folder: Path) -> dict[str, Any]:
+    """The gradient that was applied, and what was counted."""
+    everyone.begin_period()
+    for micro in rounds(random_groups(7), size):
+        everyone.accumulate(micro)
+    everyone.accumulate(MicroBatch(parts=(), skipped=tuple(random_groups(2, seed=1))))
+    everyone.step()
+    return {"gradients": list(seen), "counts": everyone.tally.read()}
+
+
+def two_periods(everyone: Ensemble | Trainer, seen: Tensors, size: int, folder: Path) -> dict[str, Any]:
+    """The second one's: by then the old policy is another than at the start."""
+    one_step(everyone, seen, size, folder)
+    return one_step(everyone, seen, size, folder)
+
+
+def three_steps_in_some_order(everyone: Ensemble | Trainer, seen: Tensors, size: int, folder: Path) -> Tensors:
+    """Every number of ranks draws its own order of arrival."""
+    for step in range(3):
+        groups = random_groups(9, seed=step)
+        for micro in rounds(random.Random(size + step).sample(groups, len(groups)), size):
+            everyone.accumulate(micro)
+        everyone.step()
+    return [weight.clone() for _, weight in everyone.weights()]
+
+
+def leave_a_checkpoint(everyone: Ensemble | Trainer, seen: Tensors, size: int, folder: Path) -> Tensors:
+    """Written after two steps; the weights after a third one."""
+    for step in range(3):
+        if step == 2:
+            everyone.write(folder / f"by-{size}")
+        for micro in rounds(random_groups(4, seed=step), size):
+            everyone.accumulate(micro)
+        everyone.step()
+    return [weight.clone() for _, weight in everyone.weights()]
+
+
+def go_on_from(writer: int, everyone: Ensemble | Trainer, size: int, folder: Path) -> Tensors:
+    everyone.read(folder / f"by-{writer}", steps=2)
+    for micro in rounds(random_groups(4, seed=2), size):
+        everyone.accumulate(micro)
+    everyone.step()
+    return [weight.clone() for _, weight in everyone.weights()]
+
+
+def go_on_from_two(everyone: Ensemble | Trainer, seen: Tensors, size: int, folder: Path) -> Tensors:
+    return go_on_from(2, everyone, size, folder)
+
+
+def meet_infinity(everyone: Ensemble | Trainer, seen: Tensors, size: int, folder: Path) -> None:
+    bad = make_group(index=77, advantages=[float("inf"), 1.0])
+    for micro in rounds([*random_groups(5), bad], size):
+        everyone.accumulate(micro)
+    everyone.step()
+
+
+JOBS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
+    "plain": (one_step, {"normalise": "tokens"}, 0),
+    "replicated": (one_step, {"normalise": "tokens"}, 1),
+    "three models": (two_periods, {"kl": 0.3, "keep_old": True}, 0),
+    "exact": (three_steps_in_some_order, {"exact": True, "dtype": torch.float32, "kl": 0.1}, 0),
+    "fast": (three_steps_in_some_order, {"dtype": torch.float32, "kl": 0.1}, 0),
+    "checkpoint": (leave_a_checkpoint, {}, 0),
+    "exact checkpoint": (go_on_from_two, {"exact": True}, 0),
+    "resumed": (go_on_from_two, {}, 0),
+    "infinite": (meet_infinity, {}, 0),  # last: it ends the ranks
+}
+
+
+def make(options: dict[str, Any], ranks: Alone | Joined, shard: int) -> tuple[Trainer, Tensors]:
+    """A trainer, and where the gradients of its last step will be found, whole."""
+    sharded = ranks.size > 1 and not options.get("exact")
+    mesh = make_mesh(torch.device("cpu"), ranks.size, shard) if sharded else None
+    trainer = make_trainer(**options, ranks=ranks, mesh=mesh)
+    seen: Tensors = []
+
+    def remember(*_: Any) -> None:
+        seen[:] = [whole(parameter.grad).clone() for parameter in trainer.model.policy.parameters()]
+
+    trainer.optimizer.register_step_pre_hook(remember)
+    return trainer, seen
+
+
+def run_rank(rank: int, size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
+    ranks = Joined()
+    results = {}
+    for name, (work, options, shard) in JOBS.items():
+        trainer, seen = make(options, ranks, shard)
+        try:
+            if rank == 0:
+                ensemble = Ensemble(own=trainer, ranks=ranks, micro_tokens=BUDGET)
+                results[name] = work(ensemble, seen, size, folder)
+                ensemble.close()
+            else:
+                follow(trainer, ranks)
+        except NonFiniteGradientError as error:
+            results[name] = str(error)
+    torch.save(results, folder / f"results-{size}-{rank}.pt")
+    dist.barrier()
+    leave(0)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """What 1, 2 and 3 ranks came to."""
+    folder = tmp_path_factory.mktemp("ranks")
+    found = {}
+    for size in (2, 3):
+        processes.spawn(run_rank, (size, folder), nprocs=size)
+        found[size] = torch.load(folder / f"results-{size}-0.pt")
+        for rank in range(1, size):  # all ranks stop alike
+            assert torch.load(folder / f"results-{size}-{rank}.pt")["infinite"] == found[size]["infinite"]
+    alone = {}
+    for name, (work, options, shard) in JOBS.items():
+        trainer, seen = make(options, Alone(), shard)
+        if name != "infinite":
+            alone[name] = work(trainer, seen, 1, folder)
+    return found | {1: alone}
+
+
+def apart(found: Tensors, expected: Tensors) -> float:
+    """The largest difference of a tensor, relative to its norm."""
+    return max(float((one - other).norm() / other.norm()) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("job", ["plain", "replicated", "three models"])
+def test_any_number_of_ranks_gives_the_same_gradient_and_counts(results, job):
+    expected = results[1][job]
+    for size in (2, 3):
+        found = results[size][job]
+        assert apart(found["gradients"], expected["gradients"]) < 1e-9
+        for name in set(expected["counts"]) - {"micro_steps"}:
+            assert found["counts"][name] == pytest.approx(expected["counts"][name], rel=1e-6), name
+        assert found["counts"]["groups_trained"] == 7
+        assert found["counts"]["groups_skipped"] == 2
+
+
+def test_in_exact_mode_any_order_and_any_number_of_ranks_gives_the_same_bits(results):
+    for size in (2, 3):
+        assert all(map(torch.equal, results[size]["exact"], results[1]["exact"]))
+        assert not all(map(torch.equal, results[size]["fast"], results[1]["fast"]))  # the comparison can fail
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_any_number_of_ranks(results):
+    expected = results[2]["checkpoint"]
+    assert all(map(torch.equal, results[2]["resumed"], expected))
+    for size in (1, 3):
+        assert apart(results[size]["resumed"], expected) < 1e-6
+    for size in (1, 2, 3):
+        assert apart(results[size]["exact checkpoint"], expected) < 1e-6
+
+
+def test_the_group_behind_an_infinite_gradient_is_named_whichever_rank_had_it(results):
+    for size in (2, 3):
+        accused = results[size]["infinite"].split("responsible: ")[1].split(". ")[0].split(", ")
+        assert "prompt 77" in accused
+        assert len(accused) <= 2  # it, and what shared its pack
+
+
+def test_exact_sums_are_the_gradient_up_to_their_unit():
+    groups = random_groups(6)
+    exact, fast = make_trainer(exact=True), make_trainer()
+    for micro in micros_of(groups, 60):
+        exact.accumulate(micro)
+        fast.accumulate(micro)
+    assert apart(exact.gradients(), fast.gradients()) < 1e-6
+
+
+def test_exact_sums_that_could_overflow_are_refused_and_infinity_is_named():
+    large = make_group(advantages=[1e9, -1e9])
+    with pytest.raises(RondoError, match=r"may exceed 2\^22.*accumulation = \"exact\""):
+        make_trainer(exact=True).accumulate(micros_of([large], 60)[0])
+    bad = make_group(index=77, advantages=[float("inf"), 1.0])
+    with pytest.raises(NonFiniteGradientError, match="prompt 77 is not finite"):
+        make_trainer(exact=True).accumulate(micros_of([bad], 60)[0])
+
+
+def test_a_round_is_divided_within_the_budget_and_evenly():
+    draw = random.Random(0)
+    for _ in range(200):
+        ranks, size = draw.randint(1, 4), draw.randint(1, 12)
+        for micro in rounds(random_groups(size, seed=draw.randrange(10**6)), ranks):
+            packed = divide(micro, ranks=ranks, budget=BUDGET)
+            assert len(packed) == ranks
+            assert sorted(id(part) for pack in packed for part in pack.parts) == sorted(map(id, micro.parts))
+            assert all(sum(p.tokens for p in pack.parts) <= BUDGET or len(pack.parts) == 1 for pack in packed)
+            if len(micro.parts) >= ranks:
+                assert all(pack.parts for pack in packed)
+    even = [make_group(index=index, responses=[[1] * 4]) for index in range(4)]
+    costs = [sum(map(predicted_cost, pack.parts)) for pack in divide(rounds(even, 2)[0], ranks=2, budget=BUDGET)]
+    assert costs[0] == costs[1]
+
+
+def test_a_pack_arrives_as_it_was_sent_but_for_text_and_columns():
+    group = dataclasses.replace(random_groups(1)[0], reward_parts={"correct": (1.0,)})
+    sent = MicroBatch(parts=tuple(parts_of(group, 12)), skipped=(group,))
+    expected = dataclasses.replace(group, reward_parts={})
+    arrived = decode(json.loads(json.dumps(encode(sent))))
+    assert arrived.skipped == (expected,)
+    assert arrived.parts == tuple(parts_of(expected, 12))
