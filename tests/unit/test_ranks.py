@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,10 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 
 from rondo.errors import NonFiniteGradientError, RondoError
+from rondo.observe.lane import Lane
+from rondo.stream.loader import Loader, LoaderSettings
 from rondo.stream.packing import packs, parts_of
+from rondo.stream.queue import GroupQueue
 from rondo.stream.scatter import decode, divide, encode, predicted_cost
 from rondo.trainer.ensemble import Ensemble, follow
 from rondo.trainer.parallel import Alone, Joined, leave, make_mesh, whole
@@ -95,7 +101,7 @@ def meet_infinity(everyone: Ensemble | Trainer, seen: Tensors, size: int, folder
 JOBS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     "plain": (one_step, {"normalise": "tokens"}, 0),
     "replicated": (one_step, {"normalise": "tokens"}, 1),
-    "three models": (two_periods, {"kl": 0.3, "keep_old": True}, 0),
+    "three models": (two_periods, {"kl": 0.3, "keep_old": True, "entropy": 0.1, "algorithm": "gspo"}, 0),
     "exact": (three_steps_in_some_order, {"exact": True, "dtype": torch.float32, "kl": 0.1}, 0),
     "fast": (three_steps_in_some_order, {"dtype": torch.float32, "kl": 0.1}, 0),
     "checkpoint": (leave_a_checkpoint, {}, 0),
@@ -238,3 +244,53 @@ def test_a_pack_arrives_as_it_was_sent_but_for_text_and_columns():
     arrived = decode(json.loads(json.dumps(encode(sent))))
     assert arrived.skipped == (expected,)
     assert arrived.parts == tuple(parts_of(expected, 12))
+
+
+@pytest.mark.parametrize("prompt_order", [True, False])
+def test_the_loader_hands_out_rounds_that_hold_every_sample_once(prompt_order):
+    groups = random_groups(11)
+    queue = GroupQueue()
+    for group in groups:
+        queue.put(group)
+    loader = Loader(
+        queue=queue,
+        settings=LoaderSettings(
+            groups=11, updates=2, micro_tokens=BUDGET, synchronous=False, prompt_order=prompt_order, ranks=3
+        ),
+        has_gradient=lambda group: True,
+        lane=Lane(),
+        on_silence=lambda awaited, seconds: pytest.fail(awaited),
+        silence_seconds=5,
+    )
+    micros = [micro for update in loader.updates(0) for micro in update if micro.parts]
+    packed = [divide(micro, ranks=3, budget=BUDGET) for micro in micros]
+    handed = [
+        (part.group.index, number)
+        for pack in itertools.chain(*packed)
+        for part in pack.parts
+        for number in range(part.first, part.last)
+    ]
+    assert sorted(handed) == [(index, number) for index in range(11) for number in range(4)]
+    assert all(pack.parts for pack in packed[0])
+
+
+def test_a_round_waits_for_its_ranks_no_longer_than_the_last_one_took():
+    """One group is there, two ranks are: the first round starts at once, the next one waits as long as that lasted."""
+    groups = random_groups(4)
+    queue = GroupQueue()
+    queue.put(groups[0])
+    settings = LoaderSettings(groups=4, updates=1, micro_tokens=10_000, synchronous=False, prompt_order=False, ranks=2)
+    loader = Loader(
+        queue=queue,
+        settings=settings,
+        has_gradient=lambda group: True,
+        lane=Lane(),
+        on_silence=lambda awaited, seconds: None,
+        silence_seconds=5,
+    )
+    update = next(loader.updates(0))
+    assert len(next(update).parts) == 1
+    time.sleep(2)  # the round's training, meanwhile the next group arrives, and soon the others
+    queue.put(groups[1])
+    threading.Timer(0.1, lambda: [queue.put(group) for group in groups[2:]]).start()
+    assert len(next(update).parts) >= 2

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rondo.attention.hf import hidden_states
 from rondo.attention.layout import Layout
+from rondo.trainer.layers import decoder_layers
 from rondo.trainer.logprobs import token_logps
 from rondo.trainer.parallel import shard_model
 
@@ -70,8 +70,7 @@ class TriModel:
     def shard(self, mesh: DeviceMesh) -> None:
         """Spread all three over the ranks of the mesh, in the same way."""
         for model in self._models():
-            layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-            shard_model(self._scorers[model], layers, mesh)
+            shard_model(self._scorers[model], decoder_layers(model), mesh)
 
     def begin_period(self) -> None:
         """The policy that generates this period becomes the old policy; never in the middle of one."""
