@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -70,7 +72,8 @@ def demo(
     launch(config, overwrite=True)
     typer.echo("")
     typer.echo("Try next, to see what the overlap brings: the same run, training only when all is generated:")
-    typer.echo("  rondo demo --set schedule.mode=synchronous --run-dir runs/demo-synchronous")
+    rondo = "rondo" if shutil.which("rondo") else os.path.relpath(sys.argv[0])
+    typer.echo(f"  {rondo} demo --set schedule.mode=synchronous --run-dir runs/demo-synchronous")
 
 
 @app.command()

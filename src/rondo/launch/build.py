@@ -177,7 +177,7 @@ def build_trainer(
         settings=TrainerSettings(
             normalise=config.algorithm.normalise,
             constant=config.rollout.max_new_tokens,
-            attention="separate" if config.trainer.attention == "separate" else "shared-prompt",
+            attention=config.trainer.attention,
             max_grad_norm=config.trainer.max_grad_norm,
             exact=exact,
         ),

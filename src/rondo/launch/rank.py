@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -122,8 +123,7 @@ def _save_model(config: Config, built: Built, folder: Path) -> None:
     described = json.loads((aside / "config.json").read_text())
     (aside / "config.json").write_text(json.dumps(described | {"dtype": config.model.dtype}, indent=2) + "\n")
     built.tokenizer.save_pretrained(aside)
-    if path.exists():  # of the run that this one resumed
-        path.rename(folder / ".model.old")
+    shutil.rmtree(path, ignore_errors=True)  # of the run that this one resumed
     os.replace(aside, path)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from rondo.attention.layout import Layout, separate_layout, shared_prompt_layout
+from rondo.attention.layout import Layout, auto_layout, separate_layout, shared_prompt_layout
 from rondo.errors import NonFiniteGradientError
 from rondo.observe.lane import Lane
 from rondo.observe.metrics import Tally
@@ -27,6 +27,7 @@ from rondo.trainer.state import read_state, write_state
 from rondo.trainer.tri_model import TriLogps, TriModel
 from rondo.types import MicroBatch, Part
 
+LAYOUTS = {"auto": auto_layout, "shared-prompt": shared_prompt_layout, "separate": separate_layout}
 IDLE_ROW = shared_prompt_layout([((0,), [(0,)])])  # what a rank without a pack computes, to take part
 
 
@@ -34,7 +35,7 @@ IDLE_ROW = shared_prompt_layout([((0,), [(0,)])])  # what a rank without a pack 
 class TrainerSettings:
     normalise: str  # sequences | tokens | constant
     constant: int  # tokens a response counts for under "constant"
-    attention: str  # shared-prompt | separate
+    attention: str  # auto | shared-prompt | separate
     max_grad_norm: float
     exact: bool = False  # sum gradients as integers; every rank then holds the whole model
 
@@ -211,8 +212,7 @@ class Trainer:
         segments = [
             (part.group.prompt.token_ids, [response.token_ids for response in part.responses]) for part in parts
         ]
-        build = separate_layout if self._settings.attention == "separate" else shared_prompt_layout
-        return build(segments).to(self._device)
+        return LAYOUTS[self._settings.attention](segments).to(self._device)
 
     def _measure(
         self,
@@ -226,9 +226,8 @@ class Trainer:
         count = policy_N.numel()
         gap_N = engine_N - old_N
         tally.mean("logp_gap_mean", gap_N.abs().sum(), count)
-        tally.mean(
-            "logp_gap_kl", gap_N.sum(), count
-        )  # the samples are the engine's: this is k1 of KL(engine || trainer)
+        # The samples are the engine's: their mean gap is the k1 estimate of KL(engine || trainer).
+        tally.mean("logp_gap_kl", gap_N.sum(), count)
         tally.maximum("logp_gap_max", gap_N.abs().max())
         tally.mean("entropy", -policy_N.sum(), count)
         tally.add("micro_steps", 1)
