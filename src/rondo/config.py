@@ -178,6 +178,7 @@ class TrainerConfig(Section):
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="The whole gradient is scaled down to this norm.")
     micro_tokens: Positive = Field(default=16384, description="Token budget of one forward/backward.")
+    checkpointing: bool = Field(default=False, description="Save memory: compute activations again in the backward.")
     attention: Literal["auto", "shared-prompt", "separate"] = Field(
         default="auto", description="Compute a group's prompt once, or one row per response."
     )

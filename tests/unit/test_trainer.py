@@ -9,6 +9,7 @@ import torch
 
 from rondo.errors import NonFiniteGradientError
 from rondo.trainer.checkpoint import Checkpoints
+from rondo.trainer.layers import checkpoint_layers, decoder_layers
 from rondo.trainer.logprobs import token_logps
 from rondo.trainer.optim import LearningRate
 from rondo.types import MicroBatch
@@ -167,3 +168,16 @@ def test_the_learning_rate_warms_up_and_decays():
     assert [linear(step) for step in range(6)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     assert LearningRate(peak=1.0, total=4, decay="cosine")(2) == pytest.approx(0.5)
     assert LearningRate(peak=1.0, total=4)(3) == 1.0
+
+
+def test_activation_checkpointing_changes_no_bit_and_switches_no_dropout_on():
+    groups = random_groups(3)
+    kept, recomputed = make_trainer(dtype=torch.float32), make_trainer(dtype=torch.float32)
+    checkpoint_layers(recomputed.model.policy)
+    ran = []
+    for layer in decoder_layers(recomputed.model.policy):
+        assert not any(module.training for module in layer.children())
+        layer.register_forward_pre_hook(lambda *_: ran.append(1))
+    one, other = (gradient_after(trainer, micros_of(groups, 40)) for trainer in (kept, recomputed))
+    assert all(map(torch.equal, one, other))
+    assert len(ran) == 2 * len(decoder_layers(recomputed.model.policy)) * len(micros_of(groups, 40))

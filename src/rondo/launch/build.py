@@ -38,6 +38,7 @@ from rondo.stream.loader import Loader, LoaderSettings
 from rondo.stream.queue import GroupQueue
 from rondo.trainer.checkpoint import Checkpoints
 from rondo.trainer.ensemble import AnyTrainer, Ensemble
+from rondo.trainer.layers import checkpoint_layers
 from rondo.trainer.objective import surrogate
 from rondo.trainer.objective.base import Objective
 from rondo.trainer.objective.kl_reward import RewardKL
@@ -153,8 +154,11 @@ def build_trainer(
     ranks, device = ranks or Alone(), device or device_of(config.trainer.device)
     exact = config.trainer.accumulation == "exact"
     kl = config.algorithm.kl
+    policy = _load(config.model.path, device)
+    if config.trainer.checkpointing:
+        checkpoint_layers(policy)
     model = TriModel(
-        policy=_load(config.model.path, device),
+        policy=policy,
         keep_old=config.schedule.updates_per_period > 1,
         reference=_load(config.model.path, device) if kl.coefficient > 0 else None,
         temperature=config.rollout.temperature,

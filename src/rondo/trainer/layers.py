@@ -20,5 +20,6 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 def checkpoint_layers(model: PreTrainedModel) -> None:
     """Keep only the layers' inputs; compute the rest again in the backward pass."""
-    model.train()  # transformers asks for it; there is no dropout to switch on
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in decoder_layers(model):
+        layer.training = True  # transformers asks for it; not `train()`, which would switch dropout on below
