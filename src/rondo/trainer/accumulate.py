@@ -101,8 +101,8 @@ class IntegerSum:
         if not bool(self._bounds.isfinite().all()):
             ordinals = ", ".join(f"prompt {part.group.prompt.ordinal}" for part in piece.parts)
             raise NonFiniteGradientError(
-                f"the gradient of {ordinals} is not finite. No step was taken: look at this group in samples.jsonl, "
-                "lower trainer.learning_rate or check the rewards"
+                f"the gradient of {ordinals} is not finite. No step was taken: check the rewards of "
+                "this prompt, or lower trainer.learning_rate"
             )
         raise self._overflow(int(self._bounds.argmax()))
 

@@ -248,5 +248,5 @@ class Trainer:
         names = ", ".join(f"prompt {ordinal}" for ordinal in ordinals[:8]) or "no single micro-batch"
         return (
             f"the gradient of update {self.steps} is not finite; responsible: {names}. No step was taken: "
-            "look at these groups in samples.jsonl, lower trainer.learning_rate or check the rewards"
+            "check the rewards of these prompts, or lower trainer.learning_rate"
         )
