@@ -7,7 +7,7 @@ import random
 import torch
 
 from rondo.config import parse_config
-from rondo.launch.build import build_trainer
+from rondo.launch.build_trainer import build_trainer
 from rondo.observe.lane import Lane
 from tests.invariants.harness import run_here
 from tests.trainers import gradient_after, micros_of

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,14 +10,13 @@ from typing import Any
 
 import aiohttp
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
-from rondo.attention.hf import adopt
-from rondo.config import AlgorithmConfig, Config, asset_or_path
-from rondo.engines.client import HttpEngine
+from rondo.config import Config, asset_or_path
 from rondo.engines.pool import EnginePool
-from rondo.errors import AddressError, ConfigError, EngineError, ModelError
-from rondo.launch.join import device_of
+from rondo.errors import ConfigError
+from rondo.launch.build_trainer import build_trainer, published_weights
+from rondo.launch.find_engines import join_engines, open_session
 from rondo.loop import Run
 from rondo.observe.console import Console
 from rondo.observe.lane import Lane
@@ -38,14 +34,8 @@ from rondo.stream.loader import Loader, LoaderSettings
 from rondo.stream.queue import GroupQueue
 from rondo.trainer.checkpoint import Checkpoints
 from rondo.trainer.ensemble import AnyTrainer, Ensemble
-from rondo.trainer.layers import checkpoint_layers
-from rondo.trainer.objective import surrogate
-from rondo.trainer.objective.base import Objective
-from rondo.trainer.objective.kl_reward import RewardKL
-from rondo.trainer.optim import LearningRate, adamw
-from rondo.trainer.parallel import Alone, Joined, make_mesh
-from rondo.trainer.trainer import Trainer, TrainerSettings
-from rondo.trainer.tri_model import TriModel
+from rondo.trainer.parallel import Alone, Joined
+from rondo.trainer.trainer import Trainer
 from rondo.types import Group, Sampling
 from rondo.weights.folder import publication_folder
 from rondo.weights.publisher import Publisher
@@ -88,9 +78,9 @@ def build(
     trainer: AnyTrainer = own
     if isinstance(ranks, Joined):
         trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
-    session = background.call(_session())
+    session = background.call(open_session())
     pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
-    context = background.call(_join_engines(pool, session, queue, config, folder))
+    context = background.call(join_engines(pool, session, queue, config, folder))
     template = Template(tokenizer=tokenizer, max_new_tokens=config.rollout.max_new_tokens, max_context=context)
     prompts = _prompts(config, config.data.train, template, shuffle=config.data.shuffle)
 
@@ -147,84 +137,6 @@ def build(
     return Built(run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer)
 
 
-def build_trainer(
-    config: Config, lane: Lane, *, ranks: Alone | Joined | None = None, device: torch.device | None = None
-) -> Trainer:
-    """One rank's, alone or among others."""
-    ranks, device = ranks or Alone(), device or device_of(config.trainer.device)
-    exact = config.trainer.accumulation == "exact"
-    kl = config.algorithm.kl
-    policy = _load(config.model.path, device)
-    if config.trainer.checkpointing:
-        checkpoint_layers(policy)
-    model = TriModel(
-        policy=policy,
-        keep_old=config.schedule.updates_per_period > 1,
-        reference=_load(config.model.path, device) if kl.coefficient > 0 else None,
-        temperature=config.rollout.temperature,
-        entropy=config.algorithm.entropy_coefficient > 0,
-    )
-    if ranks.size > 1 and not exact:
-        model.shard(make_mesh(device, ranks.size, config.trainer.shard))
-    updates = config.schedule.updates_per_period
-    return Trainer(
-        model=model,
-        objective=objective(config.algorithm),
-        reward_kl=reward_kl(config.algorithm),
-        optimizer=adamw(model.named_parameters(), weight_decay=config.trainer.weight_decay, betas=config.trainer.betas),
-        learning_rate=LearningRate(
-            peak=config.trainer.learning_rate,
-            warmup=config.trainer.warmup_periods * updates,
-            total=config.schedule.periods * updates,
-            decay=config.trainer.decay,
-        ),
-        settings=TrainerSettings(
-            normalise=config.algorithm.normalise,
-            constant=config.rollout.max_new_tokens,
-            attention=config.trainer.attention,
-            max_grad_norm=config.trainer.max_grad_norm,
-            exact=exact,
-        ),
-        lane=lane,
-        device=device,
-        ranks=ranks,
-    )
-
-
-def objective(algorithm: AlgorithmConfig) -> Objective:
-    return Objective(
-        surrogate=surrogate(algorithm.name, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high),
-        kl_coefficient=algorithm.kl.coefficient if algorithm.kl.place == "loss" else 0.0,
-        kl_estimator=algorithm.kl.estimator,
-        entropy_coefficient=algorithm.entropy_coefficient,
-        correction_cap=algorithm.correction_cap,
-    )
-
-
-def reward_kl(algorithm: AlgorithmConfig) -> RewardKL | None:
-    if not algorithm.kl.coefficient or algorithm.kl.place == "loss":
-        return None
-    return RewardKL(
-        coefficient=algorithm.kl.coefficient,
-        estimator=algorithm.kl.estimator,
-        advantages=advantages_of(algorithm.name, scale=algorithm.scale_advantages),
-    )
-
-
-def published_weights(trainer: AnyTrainer, dtype: str) -> dict[str, torch.Tensor]:
-    target = getattr(torch, dtype)
-    return {name: tensor.to(dtype=target, device="cpu").contiguous() for name, tensor in trainer.weights()}
-
-
-def _load(path: str, device: torch.device) -> PreTrainedModel:
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(asset_or_path(path), dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model.path = {path} cannot be loaded: {str(error).splitlines()[0]}") from error
-    adopt(model.eval())  # eval: dropout would make the trainer's policy another than the engine's
-    return model.to(device)
-
-
 def _scorer(config: Config, folder: Path) -> RewardRunner:
     rewards = config.rewards
     return RewardRunner(
@@ -236,40 +148,6 @@ def _scorer(config: Config, folder: Path) -> RewardRunner:
         log=folder / "logs" / "rewards.log",
         evidence=folder / "evidence",
     )
-
-
-async def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-
-
-async def _join_engines(
-    pool: EnginePool, session: aiohttp.ClientSession, queue: GroupQueue, config: Config, folder: Path
-) -> int:
-    """Fill the pool; returns the longest context that every engine can serve."""
-    for url in await _addresses(queue, config, folder):
-        engine = HttpEngine(url, session, seconds=config.engines.request_seconds)
-        try:
-            await pool.add(engine)
-        except EngineError as error:
-            raise AddressError(f"engines.urls: {url} is no engine that Rondo can drive: {error}") from None
-    return min(seat.state.max_model_len for seat in pool.seats)
-
-
-async def _addresses(queue: GroupQueue, config: Config, folder: Path) -> Sequence[str]:
-    """Given ones as they are; started ones as they announce themselves (the launcher watches that they live)."""
-    if config.engines.urls:
-        return config.engines.urls
-    paths = [folder / "engines" / f"engine-{number}.json" for number in range(config.engines.count)]
-    deadline = time.monotonic() + config.engines.start_seconds
-    while missing := [path.stem for path in paths if not path.exists()]:
-        queue.raise_if_over()
-        if time.monotonic() > deadline:
-            raise EngineError(
-                f"{', '.join(missing)} not ready after engines.start_seconds = {config.engines.start_seconds:g}: "
-                f"see {folder / 'logs'}"
-            )
-        await asyncio.sleep(0.05)
-    return [json.loads(path.read_text())["url"] for path in paths]
 
 
 def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:

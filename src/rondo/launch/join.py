@@ -11,7 +11,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from rondo.config import TrainerConfig
+from rondo.config.trainer import TrainerConfig
 from rondo.errors import ConfigError
 from rondo.launch.processes import MEETING
 from rondo.trainer.parallel import Alone, Joined

@@ -17,7 +17,8 @@ import transformers
 from rondo import errors
 from rondo.config import Config
 from rondo.errors import Interrupted, RondoError
-from rondo.launch.build import Built, build, build_trainer, published_weights
+from rondo.launch.build import Built, build
+from rondo.launch.build_trainer import build_trainer, published_weights
 from rondo.launch.join import join
 from rondo.launch.local import LOST_PEER, share_of_cores
 from rondo.loop import train

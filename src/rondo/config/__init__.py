@@ -1,4 +1,4 @@
-"""The whole config tree: one TOML file, every key documented here.
+"""The whole config tree: one TOML file, every key documented here and in the sections beside it.
 
 Sections are frozen; unknown keys are refused with the nearest known one; a combination that cannot work fails
 here, naming both keys. Paths are relative to the working directory; `rondo:NAME` is a folder or file that
@@ -11,20 +11,19 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from rondo.config_mistakes import first_mistake
+from rondo.config.algorithm import AlgorithmConfig
+from rondo.config.engines import EnginesConfig
+from rondo.config.mistakes import first_mistake
+from rondo.config.section import Positive, Section
+from rondo.config.trainer import TrainerConfig
+from rondo.config.weights import WeightsConfig
 from rondo.errors import ConfigError
 
-ASSETS = Path(__file__).parent / "assets"
-
-Positive = Annotated[int, Field(gt=0)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+ASSETS = Path(__file__).parent.parent / "assets"
 
 
 class RunConfig(Section):
@@ -80,165 +79,6 @@ class ScheduleConfig(Section):
     )
     periods: Positive = Field(default=100, description="How many periods to train.")
     updates_per_period: Positive = Field(default=1, description="Optimizer steps per period; prompts split in order.")
-
-
-class KLConfig(Section):
-    coefficient: float = Field(default=0.0, ge=0, description="Weight of the KL; 0: no reference model is loaded.")
-    estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k3", description="k1: log-ratio, k2: half its square, k3: r-1-log r."
-    )
-    place: Literal["loss", "reward"] = Field(
-        default="loss", description="A term of the loss per token, or taken from each response's reward as its sum."
-    )
-
-
-# What a paper sets otherwise than the defaults below, which are GRPO's; what the user sets goes before either.
-PAPERS: dict[str, dict[str, Any]] = {
-    "dr-grpo": {"scale_advantages": False, "normalise": "constant"},
-    "dapo": {"clip_high": 0.28, "normalise": "tokens", "overlong_buffer": 0.2, "filter": "nonzero-spread"},
-    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
-    "rloo": {"scale_advantages": False, "kl": {"place": "reward", "estimator": "k1"}},
-    "reinforce++": {"kl": {"estimator": "k2"}},
-    "cispo": {"clip_low": 1.0, "clip_high": 4.0, "normalise": "tokens"},
-}
-
-
-class AlgorithmConfig(Section):
-    name: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = Field(
-        default="grpo", description="The objective; it brings its paper's defaults for the keys below."
-    )
-    clip: float | None = Field(default=None, gt=0, description="Sets clip_low and clip_high at once.")
-    clip_low: float = Field(default=0.2, gt=0, description="The ratio is clipped to 1 - clip_low ..")
-    clip_high: float = Field(default=0.2, gt=0, description=".. 1 + clip_high.")
-    scale_advantages: bool = Field(
-        default=True, description="Divide advantages by their rewards' deviation (of the group; reinforce++: period)."
-    )
-    normalise: Literal["sequences", "tokens", "constant"] = Field(
-        default="sequences",
-        description="What the summed loss is divided by: each response's own length and then the number of "
-        "responses, the number of tokens, or responses x max_new_tokens.",
-    )
-    overlong_buffer: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="The last share of max_new_tokens, in which a reward loses up to 1; 0: length costs nothing.",
-    )
-    entropy_coefficient: float = Field(default=0.0, ge=0, description="Weight of the policy's entropy, as a bonus.")
-    correction_cap: float = Field(
-        default=0.0, ge=0, description="Weigh tokens by trainer / engine probability, at most this; 0: do not."
-    )
-    filter: Literal["none", "nonzero-spread"] = Field(
-        default="none", description="nonzero-spread: train the period's first groups whose rewards are not all equal."
-    )
-    oversample: float = Field(
-        default=1.5, ge=1, description="With a filter: ask for so many times prompts_per_period groups at first."
-    )
-    max_candidates: int = Field(
-        default=0, ge=0, description="With a filter: groups to try per period; 0: ten times prompts_per_period."
-    )
-    kl: KLConfig = KLConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_in_the_paper(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        paper = dict(PAPERS.get(str(given.get("name")), {}))
-        if given.get("clip") is not None:
-            paper |= {"clip_low": given["clip"], "clip_high": given["clip"]}
-        if isinstance(given.get("kl"), dict):
-            given = {**given, "kl": {**paper.get("kl", {}), **given["kl"]}}
-        return {**paper, **given}
-
-    @model_validator(mode="after")
-    def _estimable(self) -> AlgorithmConfig:
-        if self.name == "rloo" and self.scale_advantages:
-            raise ValueError(
-                'algorithm.name = "rloo" leaves rewards unscaled: unset algorithm.scale_advantages, '
-                'or set algorithm.name = "grpo"'
-            )
-        if self.name == "reinforce++" and self.kl.coefficient and self.kl.place == "reward":
-            raise ValueError(
-                'algorithm.kl.place = "reward" cannot be exact with algorithm.name = "reinforce++", whose whitening '
-                'needs the penalties of the whole period first: set algorithm.kl.place = "loss"'
-            )
-        return self
-
-
-class TrainerConfig(Section):
-    ranks: Positive = Field(default=1, description="Trainer processes (the environment's WORLD_SIZE under torchrun).")
-    shard: int = Field(
-        default=0, ge=0, description="Ranks that hold one copy of the model among them; 0: all. Copies are kept equal."
-    )
-    learning_rate: float = Field(default=1e-6, gt=0, description="AdamW's, after warm-up.")
-    warmup_periods: int = Field(default=0, ge=0, description="Linear warm-up of the learning rate.")
-    decay: Literal["constant", "linear", "cosine"] = Field(default="constant", description="What follows the warm-up.")
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's, on matrices only.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="The whole gradient is scaled down to this norm.")
-    micro_tokens: Positive = Field(default=16384, description="Token budget of one forward/backward.")
-    checkpointing: bool = Field(default=False, description="Save memory: compute activations again in the backward.")
-    attention: Literal["auto", "shared-prompt", "separate"] = Field(
-        default="auto", description="Compute a group's prompt once, or one row per response."
-    )
-    accumulation: Literal["fast", "exact"] = Field(
-        default="fast",
-        description="How gradients are summed: as floats, or as integers, with the same bits for any order of arrival "
-        "and any number of ranks (a proof mode: 8 bytes more per parameter, nothing sharded, 1 thread per rank).",
-    )
-    checkpoint_every: int = Field(default=0, ge=0, description="Periods between checkpoints; 0: only at the end.")
-    keep_checkpoints: Positive = Field(default=2, description="The newest ones are kept.")
-    threads: int = Field(
-        default=0, ge=0, description="CPU threads per rank; 0: an equal share of the cores this process may use."
-    )
-    cpus: tuple[int, ...] = Field(
-        default=(), description="Pin the trainer to these cores, shared out among its ranks; empty: do not pin."
-    )
-    device: str = Field(default="auto", description="auto: the accelerator if there is one, else the CPU.")
-
-    @model_validator(mode="after")
-    def _whole_copies(self) -> TrainerConfig:
-        if self.shard and self.ranks > 1 and self.ranks % self.shard:
-            raise ValueError(
-                f"trainer.shard = {self.shard} does not divide trainer.ranks = {self.ranks} into whole copies"
-            )
-        if self.shard and self.accumulation == "exact":
-            raise ValueError(
-                f'trainer.shard = {self.shard} with trainer.accumulation = "exact": there every rank holds the whole '
-                "model; set trainer.shard to 0"
-            )
-        return self
-
-
-class EnginesConfig(Section):
-    backend: Literal["embedded"] = Field(default="embedded", description="What generates.")
-    count: Positive = Field(default=1, description="Engines to start.")
-    urls: tuple[str, ...] = Field(default=(), description="Engines that already run; then none is started.")
-    base_port: int = Field(
-        default=0, ge=0, le=65535, description="Engine i listens on base_port + i; 0: any free port."
-    )
-    slots: Positive = Field(default=64, description="Responses that one engine decodes at once.")
-    batch_invariant: bool = Field(
-        default=False, description="A sample's bits do not depend on its batch mates (slower; embedded only)."
-    )
-    max_model_len: int = Field(default=0, ge=0, description="Longest prompt plus response; 0: what the model allows.")
-    max_retries: int = Field(
-        default=3, ge=0, description="How often a failed request is sent again before the run stops."
-    )
-    request_seconds: float = Field(default=600.0, gt=0, description="A request that takes longer counts as failed.")
-    start_seconds: float = Field(default=300.0, gt=0, description="An engine that is not ready by then is an error.")
-    threads: int = Field(default=0, ge=0, description="CPU threads each; 0: an equal share of the cores.")
-    cpus: tuple[tuple[int, ...], ...] = Field(default=(), description="Pin engine i to cpus[i]; empty: do not pin.")
-    device: str = Field(default="auto", description="auto: the accelerator if there is one, else the CPU.")
-
-
-class WeightsConfig(Section):
-    transport: Literal["auto", "files"] = Field(default="auto", description="How weights travel to the engines.")
-    folder: str = Field(
-        default="", description="For files; empty: shared memory (/dev/shm), or the run's folder without it."
-    )
-    delta: Literal[False] = Field(default=False, description="Send only what changed; not built yet.")
 
 
 class RewardsConfig(Section):

@@ -1,0 +1,31 @@
+"""What generates."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rondo.config.section import Positive, Section
+
+
+class EnginesConfig(Section):
+    backend: Literal["embedded"] = Field(default="embedded", description="What generates.")
+    count: Positive = Field(default=1, description="Engines to start.")
+    urls: tuple[str, ...] = Field(default=(), description="Engines that already run; then none is started.")
+    base_port: int = Field(
+        default=0, ge=0, le=65535, description="Engine i listens on base_port + i; 0: any free port."
+    )
+    slots: Positive = Field(default=64, description="Responses that one engine decodes at once.")
+    batch_invariant: bool = Field(
+        default=False, description="A sample's bits do not depend on its batch mates (slower; embedded only)."
+    )
+    max_model_len: int = Field(default=0, ge=0, description="Longest prompt plus response; 0: what the model allows.")
+    max_retries: int = Field(
+        default=3, ge=0, description="How often a failed request is sent again before the run stops."
+    )
+    request_seconds: float = Field(default=600.0, gt=0, description="A request that takes longer counts as failed.")
+    start_seconds: float = Field(default=300.0, gt=0, description="An engine that is not ready by then is an error.")
+    threads: int = Field(default=0, ge=0, description="CPU threads each; 0: an equal share of the cores.")
+    cpus: tuple[tuple[int, ...], ...] = Field(default=(), description="Pin engine i to cpus[i]; empty: do not pin.")
+    device: str = Field(default="auto", description="auto: the accelerator if there is one, else the CPU.")

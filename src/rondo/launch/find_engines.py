@@ -1,0 +1,51 @@
+"""Finds a run's engines, and fills the pool with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+
+from rondo.config import Config
+from rondo.engines.client import HttpEngine
+from rondo.engines.pool import EnginePool
+from rondo.errors import AddressError, EngineError
+from rondo.stream.queue import GroupQueue
+
+
+async def open_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+
+async def join_engines(
+    pool: EnginePool, session: aiohttp.ClientSession, queue: GroupQueue, config: Config, folder: Path
+) -> int:
+    """Fill the pool; returns the longest context that every engine can serve."""
+    for url in await _addresses(queue, config, folder):
+        engine = HttpEngine(url, session, seconds=config.engines.request_seconds)
+        try:
+            await pool.add(engine)
+        except EngineError as error:
+            raise AddressError(f"engines.urls: {url} is no engine that Rondo can drive: {error}") from None
+    return min(seat.state.max_model_len for seat in pool.seats)
+
+
+async def _addresses(queue: GroupQueue, config: Config, folder: Path) -> Sequence[str]:
+    """Given ones as they are; started ones as they announce themselves (the launcher watches that they live)."""
+    if config.engines.urls:
+        return config.engines.urls
+    paths = [folder / "engines" / f"engine-{number}.json" for number in range(config.engines.count)]
+    deadline = time.monotonic() + config.engines.start_seconds
+    while missing := [path.stem for path in paths if not path.exists()]:
+        queue.raise_if_over()
+        if time.monotonic() > deadline:
+            raise EngineError(
+                f"{', '.join(missing)} not ready after engines.start_seconds = {config.engines.start_seconds:g}: "
+                f"see {folder / 'logs'}"
+            )
+        await asyncio.sleep(0.05)
+    return [json.loads(path.read_text())["url"] for path in paths]
