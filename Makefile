@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test integration check bench clean
 
 setup: $(READY)
 
@@ -18,7 +18,10 @@ demo: $(READY)  ## train a small model by reinforcement learning while you watch
 	@$(BIN)/rondo demo
 
 test: $(READY)  ## all tests that need neither a GPU nor a heavy install
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m 'not heavy'
+
+integration: $(READY)  ## the heavy ones: whole runs of many processes
+	$(BIN)/python -m pytest tests -m heavy
 
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .

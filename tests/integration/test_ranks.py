@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from rondo.config import parse_config
 from tests.integration.harness import rondo, started, survivors, wait_for
+
+pytestmark = pytest.mark.heavy
 
 INVARIANT = ("engines.batch_invariant=true", "engines.max_model_len=32", "engines.threads=1")
 

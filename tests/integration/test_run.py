@@ -71,6 +71,7 @@ def test_a_finished_run_is_not_overwritten(finished):
 EXACT = ("schedule.order=prompt", "engines.batch_invariant=true", "engines.max_model_len=32", "engines.threads=1")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])  # DAPO filters: a period's last prompt is not known before
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, algorithm):
     """Interrupted by Ctrl-C in the middle of a period; the samples are the same, so the weights must be."""
@@ -95,6 +96,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, algorit
     assert whole.lines("evals.jsonl") == resumed.lines("evals.jsonl")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("victim", ["launcher", "engine-0", "trainer-0"])
 def test_whoever_is_killed_nobody_is_left_behind(tmp_path, victim):
     process = started(tmp_path, "schedule.periods=1000")
