@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,10 +36,19 @@ class FakeReceiver:
     async def pause(self) -> None:
         await self._note("pause")
 
-    async def load_weights(self, *, path: str, version: int, checksum: str) -> Confirmation:
+    async def start_update(self) -> None:
+        self.info: dict[str, Any] = {}
+
+    async def update(self, info: Mapping[str, Any]) -> None:
+        self.info = dict(info)
         await self._note("load")
-        self.held = read_weights(Path(path))
-        return Confirmation(engine=self.url, boot="b", version=version, checksum=self.confirms or checksum)
+        self.held = read_weights(Path(info["path"]))
+
+    async def finish_update(self) -> Confirmation:
+        announced = self.info["checksum"]
+        return Confirmation(
+            engine=self.url, boot="b", version=self.info["version"], checksum=self.confirms or announced
+        )
 
     async def reset_prefix_cache(self) -> None:
         await self._note("reset")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -48,10 +48,13 @@ class HttpEngine:
     async def pause(self) -> None:
         await self._call("POST", "/pause?mode=wait")
 
-    async def load_weights(self, *, path: str, version: int, checksum: str) -> Confirmation:
+    async def start_update(self) -> None:
         await self._call("POST", "/start_weight_update", {})
-        update = {"path": path, "version": version, "checksum": checksum}
-        await self._call("POST", "/update_weights", {"update_info": update})
+
+    async def update(self, info: Mapping[str, Any]) -> None:
+        await self._call("POST", "/update_weights", {"update_info": dict(info)})
+
+    async def finish_update(self) -> Confirmation:
         body = await self._call("POST", "/finish_weight_update", {})
         return Confirmation(engine=self.url, boot=body["boot"], version=int(body["version"]), checksum=body["checksum"])
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rondo.types import Answer, Confirmation, Sampling
 
@@ -27,7 +27,14 @@ class Engine(Protocol):
     async def pause(self) -> None:
         """Returns when nothing is being generated; nothing starts until `resume`."""
 
-    async def load_weights(self, *, path: str, version: int, checksum: str) -> Confirmation: ...
+    async def start_update(self) -> None:
+        """Weights are about to change; only when paused."""
+
+    async def update(self, info: Mapping[str, Any]) -> None:
+        """Some of the weights, or all: `version`, `checksum` (of all), `transport` and what that one needs."""
+
+    async def finish_update(self) -> Confirmation:
+        """All weights were given: the engine holds the announced version, or says why not."""
 
     async def reset_prefix_cache(self) -> None: ...
 

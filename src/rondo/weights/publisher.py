@@ -12,7 +12,7 @@ The last publication is kept until the next one is confirmed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +32,9 @@ class Receiver(Protocol):
     url: str
 
     async def pause(self) -> None: ...
-    async def load_weights(self, *, path: str, version: int, checksum: str) -> Confirmation: ...
+    async def start_update(self) -> None: ...
+    async def update(self, info: Mapping[str, Any]) -> None: ...
+    async def finish_update(self) -> Confirmation: ...
     async def reset_prefix_cache(self) -> None: ...
     async def resume(self) -> None: ...
 
@@ -64,9 +66,8 @@ class Publisher:
         await asyncio.gather(*(receiver.pause() for receiver in receivers))
         announced = checksum(tensors.items())
         path = write_weights(self._folder, version, tensors)
-        confirmations = await asyncio.gather(
-            *(receiver.load_weights(path=str(path), version=version, checksum=announced) for receiver in receivers)
-        )
+        update = {"version": version, "checksum": announced, "transport": "files", "path": str(path)}
+        confirmations = await asyncio.gather(*(_give(receiver, update) for receiver in receivers))
         for confirmation in confirmations:
             if (confirmation.version, confirmation.checksum) != (version, announced):
                 raise PublicationError(
@@ -81,3 +82,9 @@ class Publisher:
 
     def close(self) -> None:
         remove_publication_folder(self._folder)
+
+
+async def _give(receiver: Receiver, update: Mapping[str, Any]) -> Confirmation:
+    await receiver.start_update()
+    await receiver.update(update)
+    return await receiver.finish_update()
