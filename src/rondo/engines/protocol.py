@@ -39,3 +39,6 @@ class Engine(Protocol):
     async def reset_prefix_cache(self) -> None: ...
 
     async def resume(self) -> None: ...
+
+    async def prompt_logps(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of a text's tokens from the second on, at temperature 1."""

@@ -102,7 +102,8 @@ class LocalLauncher:
         end_all(self._trainers[1:])
         end_all(self._engines)
         self._meeting.unlink(missing_ok=True)
-        remove_publication_folder(publication_folder(self._config.weights.folder, self._folder))
+        for parent in {self._config.weights.folder, ""}:
+            remove_publication_folder(publication_folder(parent, self._folder))
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 

@@ -7,7 +7,7 @@ the same gradient. What it is divided by (tokens, responses, a constant) is coun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ class Trainer:
         self._learning_rate = learning_rate
         self._settings = settings
         self._lane = lane
-        self._device = device
+        self.device = device
         self._ranks = ranks or Alone()
         named = model.named_parameters()
         self._accumulator: Accumulator = (
@@ -131,6 +131,12 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             yield name, whole(parameter.detach())
 
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of a text's tokens from the second on, under the policy as it is; every rank must score along."""
+        layout = separate_layout([((token_ids[0],), (tuple(token_ids[1:]),))])
+        logps: list[float] = self.model.plain_logps(layout.to(self.device)).float().tolist()
+        return logps
+
     def write(self, folder: Path) -> None:
         """Weights and optimizer; every rank its shards."""
         write_state(folder, self.model.named_parameters(), self.optimizer)
@@ -145,7 +151,7 @@ class Trainer:
 
     def _begin_update(self) -> None:
         self._micros: list[MicroBatch] = []
-        self._loss = torch.zeros((), device=self._device)
+        self._loss = torch.zeros((), device=self.device)
         self._sequences = self._tokens = 0
         self._accumulator.clear()
 
@@ -172,12 +178,12 @@ class Trainer:
 
     def _backward(self, micro: MicroBatch, tally: Tally) -> None:
         if not micro.parts:
-            idle_N = self.model.logps(IDLE_ROW.to(self._device)).policy_N
+            idle_N = self.model.logps(IDLE_ROW.to(self.device)).policy_N
             (idle_N.sum() * 0).backward()  # type: ignore[no-untyped-call]
             return
         layout = self._layout(micro.parts)
         logps = self.model.logps(layout)
-        like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self._device)
+        like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self.device)
         responses = [response for part in micro.parts for response in part.responses]
         engine_N = like([logp for response in responses for logp in response.logps])
         advantages_M = like(self._advantages(micro.parts, logps, layout, tally))
@@ -212,7 +218,7 @@ class Trainer:
         segments = [
             (part.group.prompt.token_ids, [response.token_ids for response in part.responses]) for part in parts
         ]
-        return LAYOUTS[self._settings.attention](segments).to(self._device)
+        return LAYOUTS[self._settings.attention](segments).to(self.device)
 
     def _measure(
         self,

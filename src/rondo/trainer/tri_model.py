@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from rondo.attention.hf import hidden_states
@@ -37,15 +38,16 @@ class Scorer(torch.nn.Module):
         self._temperature = temperature
         self._entropy = entropy
 
-    def forward(self, layout: Layout) -> torch.Tensor:
+    def forward(self, layout: Layout, *, plain: bool = False) -> torch.Tensor:
+        """`plain`: at temperature 1 and without entropy, whatever the objective wants."""
         head = self.model.get_output_embeddings()
         return token_logps(
             head,
             hidden_states(self.model, layout),
             layout.target_N,
-            temperature=self._temperature,
+            temperature=1.0 if plain else self._temperature,
             vocabulary=head.weight.shape[0],
-            entropy=self._entropy,
+            entropy=self._entropy and not plain,
         )
 
 
@@ -86,6 +88,15 @@ class TriModel:
             old_N = policy_N.detach() if self.old is None else self._score(self.old, layout)
             reference_N = None if self.reference is None else self._score(self.reference, layout)
         return TriLogps(policy_N=policy_N, old_N=old_N, reference_N=reference_N, entropy_N=entropy_N)
+
+    def plain_logps(self, layout: Layout) -> torch.Tensor:
+        """The policy's, without gradient."""
+        scorer = self._scorers[self.policy]
+        with torch.no_grad():
+            logps: torch.Tensor = scorer(layout, plain=True)
+        if isinstance(scorer, FSDPModule):
+            scorer.reshard()  # a backward would have done it
+        return logps
 
     def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """The policy's, tied ones once."""
