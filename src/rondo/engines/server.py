@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
-import os
 import secrets
 import signal
 import socket
@@ -39,6 +37,8 @@ from rondo.engines.dialect import (
     parse_object,
 )
 from rondo.engines.embedded import EmbeddedEngine
+from rondo.engines.process import announce as tell
+from rondo.engines.process import printable_host
 from rondo.engines.servable import load_model
 from rondo.engines.updates import Announcement, UnreadableWeightsError
 from rondo.engines.worker import EngineWorker
@@ -203,12 +203,12 @@ def serve(
             torch.set_num_threads(threads)
         loaded = load_model(model, dtype=dtype, device=_device(device))
         engine = EmbeddedEngine(loaded, slots=slots, max_model_len=max_model_len, batch_invariant=batch_invariant)
-        url = f"http://{_printable(host)}:{listener.getsockname()[1]}"
+        url = f"http://{printable_host(host)}:{listener.getsockname()[1]}"
         served = describe(engine, model)
 
         def ready() -> None:
             if announce is not None:
-                _announce(announce, url=url, boot=served.boot)
+                tell(announce, url=url, boot=served.boot)
             sys.stdout.write(f"serving {model} at {url} ({slots} slots)\n")
             sys.stdout.flush()
 
@@ -280,13 +280,6 @@ def _tokenizer(model: str) -> Tokenizer | None:
     return tokenizer
 
 
-def _announce(path: Path, *, url: str, boot: str) -> None:
-    """Written aside and renamed: whoever sees the file can read it."""
-    aside = path.with_name(path.name + ".partial")
-    aside.write_text(json.dumps({"url": url, "pid": os.getpid(), "boot": boot}))
-    os.replace(aside, path)
-
-
 def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=1024)
@@ -294,10 +287,6 @@ def _listen(host: str, port: int) -> socket.socket:
         raise AddressError(
             f"cannot listen on {host}:{port} ({error.strerror or error}): choose another port, or 0 for any free one"
         ) from error
-
-
-def _printable(host: str) -> str:
-    return "127.0.0.1" if host in ("", "0.0.0.0") else host
 
 
 def _device(name: str) -> str:

@@ -28,9 +28,22 @@ def tensor_sum(tensor: torch.Tensor) -> int:
     return int(total.item())
 
 
+class Checksum:
+    """Of named tensors that come one after the other; none of them is kept."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        self._digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor_sum(tensor)}\n".encode())
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()[:16]
+
+
 def checksum(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """One hexadecimal word for an ordered list of named tensors."""
-    digest = hashlib.sha256()
+    total = Checksum()
     for name, tensor in tensors:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor_sum(tensor)}\n".encode())
-    return digest.hexdigest()[:16]
+        total.add(name, tensor)
+    return total.digest()

@@ -18,7 +18,7 @@ def write_weights(folder: Path, version: int, tensors: dict[str, torch.Tensor]) 
     path = folder / f"{version:08d}.safetensors"
     aside = path.with_suffix(".partial")
     try:
-        save_file(tensors, aside)
+        save_file(tensors, aside, metadata={"order": "\n".join(tensors)})  # safetensors sorts, checksums do not
     except Exception as error:  # safetensors raises its own type for a full disk
         aside.unlink(missing_ok=True)
         free = shutil.disk_usage(folder).free / 1e9
