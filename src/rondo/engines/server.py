@@ -27,6 +27,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rondo.engines.dialect import (
+    Call,
     Refusal,
     Served,
     Tokenizer,
@@ -39,6 +40,7 @@ from rondo.engines.dialect import (
 from rondo.engines.embedded import EmbeddedEngine
 from rondo.engines.process import announce as tell
 from rondo.engines.process import printable_host
+from rondo.engines.protocol import SHAPE
 from rondo.engines.servable import load_model
 from rondo.engines.updates import Announcement, UnreadableWeightsError
 from rondo.engines.worker import EngineWorker
@@ -100,6 +102,7 @@ class Endpoints:
                 "running": engine.running,
                 "waiting": engine.waiting,
                 "max_model_len": engine.max_model_len,
+                "shape": {name: getattr(engine.model.config.get_text_config(), name, 0) for name in SHAPE},
                 "batch_invariant": engine.batch_invariant,
                 "paused": engine.paused,
                 "busy_seconds": engine.busy_seconds,
@@ -111,7 +114,17 @@ class Endpoints:
     async def completions(self, http: web.Request) -> web.Response:
         call = parse_call(await http.read(), self._served)
         result = await self._worker.generate(call.request)
-        return web.json_response(completion(call, result, self._served))
+        prompt_logps = None
+        if call.prompt_logprobs:
+            prompt_logps = await self._worker.call(functools.partial(self._prompt_logps, call, result.version))
+        return web.json_response(completion(call, result, self._served, prompt_logps))
+
+    def _prompt_logps(self, call: Call, version: tuple[int, int]) -> list[float]:
+        """In the engine's thread."""
+        engine = self._worker.engine
+        if version != (engine.version, engine.version):
+            raise Refusal("the weights changed meanwhile: ask again", status=409)
+        return engine.prompt_logps(call.request.prompt)
 
     async def pause(self, http: web.Request) -> web.Response:
         mode = http.query.get("mode", "abort")  # vLLM's default

@@ -62,6 +62,7 @@ def environment(settings: VllmSettings, packages: Path, outer: Mapping[str, str]
     added = {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, prefix reset and calls to our worker extension
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # a connection that it drops just when it is used again fails a request
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),

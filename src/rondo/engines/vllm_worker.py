@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from rondo.engines.process import SUPERVISOR, alive
+from rondo.engines.protocol import SHAPE
 from rondo.errors import PublicationError
 from rondo.weights.checksum import Checksum
 from rondo.weights.receive import receive
@@ -177,10 +178,6 @@ class _Session:
 
         with set_current_vllm_config(self._config), torch.device(self._device), torch.no_grad():
             return action()
-
-
-# Sizes that must be the trainer's: another model would fail later, and less clearly.
-SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 def _repack_heads(model: torch.nn.Module) -> None:
