@@ -79,7 +79,7 @@ def build(
         trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
     session = background.call(open_session())
     pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
-    context = background.call(join_engines(pool, session, queue, config, folder))
+    context = background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
     template = Template(tokenizer=tokenizer, max_new_tokens=config.rollout.max_new_tokens, max_context=context)
     prompts = _prompts(config, config.data.train, template, shuffle=config.data.shuffle)
 

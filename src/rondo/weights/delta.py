@@ -49,7 +49,7 @@ def apply(delta: Delta, held: torch.Tensor) -> None:
     """Turn `held`, the last publication's tensor, into the new one."""
     words = words_of(held)
     ends = delta.gaps != _FAR
-    places = torch.cumsum(delta.gaps.to(torch.int64), 0)[ends] + torch.arange(int(ends.sum()))
+    places = torch.cumsum(delta.gaps.to(torch.int64), 0)[ends] + torch.arange(int(ends.sum()), device=words.device)
     far = delta.steps == _WIDE
     counts = (len(places), int(far.sum()))
     if counts != (delta.steps.numel(), delta.wide.numel()) or (len(places) and int(places[-1]) >= words.numel()):
