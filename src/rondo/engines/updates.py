@@ -79,10 +79,10 @@ class WeightUpdates:
     def _load(self, info: Mapping[str, Any]) -> None:
         for name, tensor in self._receiver.receive(info):
             self._engine.version = BROKEN_VERSION
-            if name in self._parameters:  # others (tied copies) count for the checksum as they came
-                tensor = _copy_into(self._parameters[name], name, tensor)
-                self._seen.add(name)
-            self._held.add(name, tensor)
+            if name not in self._parameters:
+                raise PublicationError(f"published {name} is no tensor that the engine holds")
+            self._held.add(name, _copy_into(self._parameters[name], name, tensor))
+            self._seen.add(name)
 
 
 def _copy_into(target: torch.Tensor, name: str, tensor: torch.Tensor) -> torch.Tensor:
