@@ -76,7 +76,7 @@ class Receiver:
         base = info.get("base")
         if base is not None and base != self._base:
             raise PublicationError(f"changes since version {base} were sent, but this engine holds {self._base}")
-        for name in info["tensors"]:
+        for name in info.get("tensors", tensors):  # the file's own order, unless told
             if name in tensors:
                 tensor = tensors[name]
                 if info.get("keep"):
