@@ -119,7 +119,7 @@ def make(options: dict[str, Any], ranks: Alone | Joined, shard: int) -> tuple[Tr
     seen: Tensors = []
 
     def remember(*_: Any) -> None:
-        seen[:] = [whole(parameter.grad).clone() for parameter in trainer.model.policy.parameters()]
+        seen[:] = [whole(parameter.grad).clone() for _, parameter in trainer.model.named_parameters()]
 
     trainer.optimizer.register_step_pre_hook(remember)
     return trainer, seen

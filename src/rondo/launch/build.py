@@ -74,7 +74,7 @@ def build(
     background = Background("producer")
     scorer = _scorer(config, folder)
     background.call(scorer.start())
-    own = build_trainer(config, lane, ranks=ranks, device=device)  # while the engines start
+    own = build_trainer(config, lane, ranks=ranks, device=device, on_fallback=console.warn)  # while the engines start
     trainer: AnyTrainer = own
     if isinstance(ranks, Joined):
         trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
