@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -130,6 +133,11 @@ def test_the_mask_is_the_designs_rule():
     ]
     assert layout.positions_T.tolist() == [0, 1, 0, 2, 3, 2, 1]
     assert layout.source_N.tolist() == [1, 3, 1, 2]
+
+
+def test_the_picture_in_the_docs_is_drawn_from_the_rule():
+    docs = Path(__file__).parents[2] / "docs"
+    assert runpy.run_path(str(docs / "mask.py"))["draw"]() == (docs / "mask.svg").read_text()
 
 
 @given(segments=segments)
