@@ -73,13 +73,21 @@ def build(
     background = Background("producer")
     scorer = _scorer(config, folder)
     background.call(scorer.start())
-    own = build_trainer(config, lane, ranks=ranks, device=device)  # while the engines start
+    session = background.call(open_session())
+    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
+
+    def engines() -> int:
+        return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+
+    # An engine that measures the memory it may use must not see the trainer take some at the same time.
+    context = engines() if config.shares_device else 0
+    own = build_trainer(  # else while the engines start
+        config, lane, ranks=ranks, device=device, on_fallback=console.warn
+    )
     trainer: AnyTrainer = own
     if isinstance(ranks, Joined):
         trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
-    session = background.call(open_session())
-    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
-    context = background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+    context = context or engines()
     template = Template(tokenizer=tokenizer, max_new_tokens=config.rollout.max_new_tokens, max_context=context)
     prompts = _prompts(config, config.data.train, template, shuffle=config.data.shuffle)
 

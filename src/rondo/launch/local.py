@@ -58,7 +58,7 @@ class LocalLauncher:
     def start(self) -> None:
         """Engines and trainer at once; the trainer waits for the engines' announcements."""
         engines = self._config.engines
-        environment = environment_for(self._config.model.dtype)
+        environment = environment_for(self._config.model.dtype, self._config.trainer.dtype)
         for number in range(0 if engines.urls else engines.count):
             self._engines.append(
                 Child(
