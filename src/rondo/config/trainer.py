@@ -63,6 +63,13 @@ class TrainerConfig(Section):
         default=(), description="Pin the trainer to these cores, shared out among its ranks; empty: do not pin."
     )
     device: str = Field(default="auto", description="auto: the accelerator if there is one, else the CPU.")
+    memory_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the device's memory that a rank may use, where it shares the device with an engine (then "
+        "set engines.memory_share too); 0: no limit.",
+    )
 
     @model_validator(mode="after")
     def _whole_copies(self) -> TrainerConfig:

@@ -11,7 +11,7 @@ from rondo.attention.hf import adopt_or_explain
 from rondo.config import Config, asset_or_path
 from rondo.config.algorithm import AlgorithmConfig
 from rondo.errors import ModelError
-from rondo.launch.join import device_of
+from rondo.launch.join import device_of, limit_memory
 from rondo.observe.lane import Lane
 from rondo.rollout.advantage import advantages_of
 from rondo.trainer.ensemble import AnyTrainer
@@ -36,6 +36,7 @@ def build_trainer(
 ) -> Trainer:
     """One rank's, alone or among others."""
     ranks, device = ranks or Alone(), device or device_of(config.trainer.device)
+    limit_memory(device, config.trainer.memory_share)
     exact = config.trainer.accumulation == "exact"
     policy, attention = _load(config, device, on_fallback=on_fallback)
     keep_old = config.schedule.updates_per_period > 1

@@ -7,7 +7,7 @@ the same gradient. What it is divided by (tokens, responses, a constant) is coun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,7 @@ class Trainer:
         self._learning_rate = learning_rate
         self._settings = settings
         self._lane = lane
-        self._device = device
+        self.device = device
         self._ranks = ranks or Alone()
         named = model.named_parameters()
         self._accumulator: Accumulator = (
@@ -141,6 +141,13 @@ class Trainer:
         """The policy's tensors, whole, one at a time; every rank must go through all of them."""
         return self.model.weights()
 
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of a text's tokens from the second on, under the policy as it is; every rank must score along."""
+        text = [((token_ids[0],), (tuple(token_ids[1:]),))]
+        layout = separate_layout(text, multiple=self._settings.multiple)
+        logps: list[float] = self.model.plain_logps(layout.to(self.device)).float().tolist()
+        return logps
+
     def write(self, folder: Path) -> None:
         """Weights and optimizer; every rank its shards."""
         write_state(folder, self.model.named_parameters(), self.optimizer)
@@ -156,7 +163,7 @@ class Trainer:
 
     def _begin_update(self) -> None:
         self._micros: list[MicroBatch] = []
-        self._loss = torch.zeros((), device=self._device)
+        self._loss = torch.zeros((), device=self.device)
         self._sequences = self._tokens = 0
         self._accumulator.clear()
 
@@ -183,12 +190,12 @@ class Trainer:
 
     def _backward(self, micro: MicroBatch, tally: Tally) -> None:
         if not micro.parts:
-            idle_N = self.model.logps(IDLE_ROW.to(self._device)).policy_N
+            idle_N = self.model.logps(IDLE_ROW.to(self.device)).policy_N
             (idle_N.sum() * 0).backward()  # type: ignore[no-untyped-call]
             return
         layout = self._layout(micro.parts)
         logps = self.model.logps(layout)
-        like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self._device)
+        like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self.device)
         responses = [response for part in micro.parts for response in part.responses]
         engine_N = like([logp for response in responses for logp in response.logps])
         advantages_M = like(self._advantages(micro.parts, logps, layout, tally))
@@ -223,7 +230,7 @@ class Trainer:
         segments = [
             (part.group.prompt.token_ids, [response.token_ids for response in part.responses]) for part in parts
         ]
-        return LAYOUTS[self._settings.attention](segments, multiple=self._settings.multiple).to(self._device)
+        return LAYOUTS[self._settings.attention](segments, multiple=self._settings.multiple).to(self.device)
 
     def _measure(
         self,

@@ -53,13 +53,14 @@ class Scorer(torch.nn.Module):
         self._temperature = temperature
         self._dtype = dtype
 
-    def forward(self, layout: Layout, *, entropy: bool = False) -> torch.Tensor:
+    def forward(self, layout: Layout, *, entropy: bool = False, plain: bool = False) -> torch.Tensor:
+        """`plain`: at temperature 1."""
         head = self.model.get_output_embeddings()
         return token_logps(
             head,
             hidden_states(self.model, layout, self._dtype),
             layout.target_N,
-            temperature=self._temperature,
+            temperature=1.0 if plain else self._temperature,
             vocabulary=head.weight.shape[0],
             entropy=entropy,
         )
@@ -116,6 +117,15 @@ class TriModel:
             old_N = self._old(layout) if self._keep_old else policy_N.detach()
             reference_N = self._reference(layout)
         return TriLogps(policy_N=policy_N, old_N=old_N, reference_N=reference_N, entropy_N=entropy_N)
+
+    def plain_logps(self, layout: Layout) -> torch.Tensor:
+        """The policy's at temperature 1, without gradient."""
+        scorer = self._policy_scorer
+        with torch.no_grad():
+            logps: torch.Tensor = scorer(layout, plain=True)
+        if isinstance(scorer, FSDPModule):
+            scorer.reshard()  # a backward would have done it
+        return logps
 
     def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """What is trained: the policy's parameters, tied ones once; with adapters, those alone."""
