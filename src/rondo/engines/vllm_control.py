@@ -44,7 +44,7 @@ class VllmControl:
             else:
                 lacks = f"was started without Rondo's worker extension ({error.reason})"
             raise EngineError(f"vLLM at {self._caller.url} {lacks}: {AS_SHOWN}") from None
-        if number[:2] not in {tested[:2] for tested in TESTED}:
+        if number not in TESTED:
             tested = " and ".join(map(_dotted, TESTED))
             note = f"engine {self._caller.url} is vLLM {version}; Rondo is tested with {tested}"
             state = self.state = replace(state, note=note)
