@@ -23,6 +23,32 @@ def alive(name: str) -> bool:
     return identity(int(name.partition(":")[0])) == name
 
 
+def descendants(pid: int) -> list[int]:
+    """All that a process started, and that those did, as far as /proc shows them."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # ended meanwhile
+            continue
+        if fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found, todo = [], [pid]
+    while todo:
+        own = children.get(todo.pop(), [])
+        found += own
+        todo += own
+    return found
+
+
+def title(pid: int) -> str:
+    """A process's command line; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        return ""
+
+
 def announce(path: Path, *, url: str, boot: str) -> None:
     """Written aside and renamed: whoever sees the file can read it."""
     aside = path.with_name(path.name + ".partial")

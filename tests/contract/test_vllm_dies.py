@@ -1,0 +1,54 @@
+"""What is seen and what is left when a real vLLM ends early. Run last of the contract: each test ends one engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from rondo.engines.client import HttpEngine
+from rondo.errors import EngineError
+from rondo.weights.checksum import checksum
+from rondo.weights.files import write_weights
+from tests.contract.conftest import Subjects
+from tests.integration.harness import wait_for
+from tests.vllm import named, running
+
+pytestmark = pytest.mark.heavy
+
+
+def test_a_vllm_killed_in_a_publication_is_one_sentence_and_leaves_nobody(subjects: Subjects):
+    subject = subjects.get("vllm", tied=True)
+    url = subject.server.url
+    everyone = subject.server.descendants()
+    tensors = {name: parameter.detach() for name, parameter in subject.model.named_parameters()}
+    path = write_weights(subject.folder, 99, tensors)
+    info = {"version": 99, "checksum": checksum(tensors.items()), "transport": "files", "path": str(path)}
+
+    async def scenario(engine: HttpEngine) -> None:
+        await engine.pause()
+        await engine.start_update()
+        os.kill(named(everyone, "VLLM::EngineCore"), signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            await engine.update(info)  # the server may take a moment to notice
+
+    with pytest.raises(EngineError, match=url) as caught:
+        subject.drive(scenario)
+    assert "\n" not in str(caught.value)
+    wait_for(lambda: not any(map(running, everyone)), seconds=20)
+    wait_for(lambda: subject.server.process.poll() is not None, seconds=20)
+    assert subject.server.process.returncode == 1
+    assert "error: vLLM" in subject.server.log.read_text().splitlines()[-1]
+
+
+def test_when_its_parent_is_killed_vllms_workers_end_vllm(subjects: Subjects):
+    server = subjects.get("vllm", tied=False).server
+    assert server.url
+    everyone = server.descendants()
+    assert len(everyone) >= 2
+    server.process.kill()
+    server.process.wait()
+    wait_for(lambda: not any(map(running, everyone)), seconds=20)
