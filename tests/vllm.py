@@ -43,7 +43,15 @@ class Server:
             time.sleep(0.05)
         return str(json.loads(self._announcement.read_text())["url"])
 
-    def named(pids: list[int], name: str) -> int:
+    def descendants(self) -> list[int]:
+        return descendants(self.process.pid)
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=30)
+
+
+def named(pids: list[int], name: str) -> int:
     """The one whose command line starts so."""
     return next(pid for pid in pids if title(pid).startswith(name))
 
