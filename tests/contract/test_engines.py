@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import copy
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from rondo.engines.client import HttpEngine
 from rondo.errors import EngineError
 from rondo.types import Answer, Confirmation, Response, Sampling
 from rondo.weights.checksum import checksum
-from rondo.weights.files import write_weights
 from tests.contract.conftest import Subject
 
 EOS = 1
@@ -54,6 +56,11 @@ def moved(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return other
 
 
+def bucket(path: Path, names: list[str], tensors: dict[str, torch.Tensor], version: int) -> dict[str, Any]:
+    save_file({name: tensors[name] for name in names}, path)
+    return {"version": version, "transport": "files", "path": str(path), "tensors": names}
+
+
 async def publish(subject: Subject, engine: HttpEngine, model: PreTrainedModel, *, lie: bool = False) -> Confirmation:
     """As the publisher does, in two updates that part a layer in its middle."""
     subject.version += 1
@@ -64,11 +71,8 @@ async def publish(subject: Subject, engine: HttpEngine, model: PreTrainedModel, 
     await engine.pause()
     await engine.start_update()
     for number, part in enumerate((names[:middle], names[middle:])):
-        folder = subject.folder / f"part-{number}"
-        folder.mkdir(exist_ok=True)
-        path = write_weights(folder, subject.version, {name: tensors[name] for name in part})
-        info = {"version": subject.version, "checksum": announced, "transport": "files", "path": str(path)}
-        await engine.update(info)
+        await engine.update(bucket(subject.folder / f"{subject.version}-{number}", part, tensors, subject.version))
+    await engine.update({"version": subject.version, "checksum": announced})
     confirmation = await engine.finish_update()
     await engine.reset_prefix_cache()
     await engine.resume()
@@ -224,8 +228,7 @@ def test_a_file_that_is_not_there_changes_nothing(fresh):
 def test_an_update_without_some_tensors_is_refused_by_name(fresh):
     async def scenario(engine: HttpEngine) -> None:
         part = {"model.norm.weight": fresh.model.model.norm.weight.detach()}
-        path = write_weights(fresh.folder, 77, part)
-        info = {"version": 77, "checksum": checksum(part.items()), "transport": "files", "path": str(path)}
+        info = bucket(fresh.folder / "77", list(part), part, 77) | {"checksum": checksum(part.items())}
         await engine.pause()
         await engine.start_update()
         await engine.update(info)

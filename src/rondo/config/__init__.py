@@ -135,11 +135,29 @@ class Config(Section):
                 f"rollout.prompts_per_period = {self.rollout.prompts_per_period}: every update needs a group"
             )
         self._check_groups()
+        self._check_memory()
         if self.engines.cpus and len(self.engines.cpus) != self.engines.count:
             raise ValueError(
                 f"engines.cpus pins {len(self.engines.cpus)} engines but engines.count = {self.engines.count}"
             )
         return self
+
+    def _check_memory(self) -> None:
+        trainer, engines = self.trainer.memory_share, self.engines.memory_share
+        if trainer and engines and trainer + engines > 1:
+            raise ValueError(
+                f"trainer.memory_share = {trainer} and engines.memory_share = {engines} are more than the whole device"
+            )
+        if trainer and not engines and self.engines.backend == "vllm":
+            raise ValueError(
+                f"trainer.memory_share = {trainer} leaves the engine on the same device without a limit: set "
+                "engines.memory_share too"
+            )
+
+    @property
+    def shares_device(self) -> bool:
+        """Trainer and engine are two processes on one accelerator."""
+        return self.trainer.memory_share > 0
 
     def _check_groups(self) -> None:
         rollout, algorithm = self.rollout, self.algorithm

@@ -40,7 +40,7 @@ class Engine(Protocol):
         """Weights are about to change; only when paused."""
 
     async def update(self, info: Mapping[str, Any]) -> None:
-        """Some of the weights, or all: `version`, `checksum` (of all), `transport` and what that one needs."""
+        """Some of the weights (`version`, `transport` and what that one needs), or the `checksum` of all of them."""
 
     async def finish_update(self) -> Confirmation:
         """All weights were given: the engine holds the announced version, or says why not."""

@@ -42,9 +42,9 @@ from rondo.engines.process import announce as tell
 from rondo.engines.process import printable_host
 from rondo.engines.protocol import SHAPE
 from rondo.engines.servable import load_model
-from rondo.engines.updates import Announcement, UnreadableWeightsError
 from rondo.engines.worker import EngineWorker
 from rondo.errors import AddressError, ConfigError, DiedError, EngineError, PublicationError, RondoError
+from rondo.weights.safe import UnreadableWeightsError
 
 _LARGEST_BODY = 64 << 20
 _LAST_WORDS_SECONDS = 1.0  # how long a server whose engine died still says so
@@ -150,13 +150,11 @@ class Endpoints:
     async def update_weights(self, http: web.Request) -> web.Response:
         info = parse_object(await http.read()).get("update_info")
         if not isinstance(info, dict):
-            raise Refusal("update_info is missing: send version, path and checksum in it")
-        path, checksum = info.get("path"), info.get("checksum")
-        if not isinstance(path, str) or not isinstance(checksum, str) or "version" not in info:
-            raise Refusal("update_info must hold version (an integer), path and checksum (strings)")
-        announced = Announcement(version=integer(info, "version", 0, low=0), checksum=checksum)
-        load = functools.partial(self._worker.updates.load, Path(path), announced)
-        await self._worker.call(load)
+            raise Refusal("update_info is missing: send version with a transport or a checksum in it")
+        if "version" not in info or not isinstance(info.get("checksum", ""), str):
+            raise Refusal("update_info must hold version (an integer), and transport or checksum (strings)")
+        version = integer(info, "version", 0, low=0)
+        await self._worker.call(functools.partial(self._worker.updates.update, info, version=version))
         return web.json_response({"status": "loaded"})
 
     async def finish_weight_update(self, _: web.Request) -> web.Response:

@@ -3,8 +3,8 @@
 Given to vLLM as `--worker-extension-cls`, it becomes a base of vLLM's worker class, in each of vLLM's worker processes;
 its methods are called by name over `/collective_rpc`, with JSON texts. Nothing that is pickled is accepted.
 
-An update goes: start, one or more updates (each some of the tensors), finish. From the first tensor until a finish that
-found the announced checksum, the version is BROKEN_VERSION.
+An update goes: start, one or more updates (each some of the tensors, the last one the checksum of all), finish. From
+the first tensor until a finish that found the announced checksum, the version is BROKEN_VERSION.
 
 It runs in vLLM's own environment: it imports torch, vLLM, and of Rondo only what needs nothing else.
 """
@@ -27,7 +27,7 @@ from rondo.engines.process import SUPERVISOR, alive
 from rondo.engines.protocol import SHAPE
 from rondo.errors import PublicationError
 from rondo.weights.checksum import Checksum
-from rondo.weights.receive import receive
+from rondo.weights.receive import Receiver
 
 BASE_VERSION = -1  # the weights the engine was started with
 BROKEN_VERSION = -2
@@ -70,6 +70,7 @@ class WorkerUpdates:
         self.version = BASE_VERSION
         self.checksum = ""
         self._session: _Session | None = None
+        self._receiver = Receiver(device=worker.device, worker=getattr(worker, "rank", 0))
 
     def state(self) -> dict[str, Any]:
         config = self._worker.vllm_config
@@ -92,37 +93,42 @@ class WorkerUpdates:
         if left is not None:
             left.close()
         model = self._worker.model_runner.get_model()
+        self._receiver.begin()
         self._session = _Session(model, self._worker.vllm_config, self._worker.device)
 
     def update(self, info: dict[str, Any]) -> None:
         if self._session is None:
             raise PublicationError("no weight update is open: start one first")
-        announced = (int(info["version"]), str(info["checksum"]))
-        if self._session.announced not in (None, announced):
-            raise PublicationError(f"this update announces {announced}, an earlier one {self._session.announced}")
-        tensors = receive(info)
+        session, version = self._session, int(info["version"])
+        if session.version not in (None, version):
+            raise PublicationError(f"this update announces version {version}, an earlier one {session.version}")
+        session.announced = str(info.get("checksum", session.announced))
+        if "transport" not in info:
+            return
+        tensors = self._receiver.receive(info)
         first = next(tensors, None)  # what cannot be read at all changes nothing
         if first is None:
             raise PublicationError("the update holds no tensors")
-        self._session.announced = announced
+        session.version = version
         self.version = BROKEN_VERSION
-        self._session.load(itertools.chain([first], tensors), lasting=info["transport"] == "files")
+        session.load(itertools.chain([first], tensors), lasting=info["transport"] == "files")
 
     def finish(self) -> dict[str, Any]:
         session, self._session = self._session, None
-        if session is None or session.announced is None:
+        if session is None or session.version is None or not session.announced:
             raise PublicationError("no weights were loaded: start an update and send some first")
         session.close()
-        version, announced = session.announced
         held = session.checksum.digest()
-        if held != announced:
+        if held != session.announced:
             raise PublicationError(
-                f"the weights received for version {version} have checksum {held}, but {announced} was announced"
+                f"the weights received for version {session.version} have checksum {held}, but {session.announced} was "
+                "announced"
             )
         if missing := session.missing():
             raise PublicationError(f"the update lacks {len(missing)} of the engine's tensors, {missing[0]} first")
-        self.version, self.checksum = version, held
-        return {"boot": self.boot, "version": version, "checksum": held}
+        self.version, self.checksum = session.version, held
+        self._receiver.sealed(self.version)
+        return {"boot": self.boot, "version": self.version, "checksum": held}
 
 
 class _Session:
@@ -134,7 +140,8 @@ class _Session:
     """
 
     def __init__(self, model: torch.nn.Module, config: Any, device: torch.device) -> None:
-        self.announced: tuple[int, str] | None = None
+        self.version: int | None = None
+        self.announced = ""  # checksum
         self.checksum = Checksum()
         self._model, self._config, self._device = model, config, device
         self._loaded: set[str] = set()

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 from rondo.config import Config, asset_or_path
 from rondo.engines.pool import EnginePool
 from rondo.errors import ConfigError
-from rondo.launch.build_trainer import build_trainer, published_weights
+from rondo.launch.build_publisher import build_publisher
+from rondo.launch.build_trainer import build_trainer
 from rondo.launch.find_engines import join_engines, open_session
 from rondo.loop import Run
 from rondo.observe.console import Console
@@ -37,8 +38,6 @@ from rondo.trainer.ensemble import AnyTrainer, Ensemble
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
 from rondo.types import Group, Sampling
-from rondo.weights.folder import publication_folder
-from rondo.weights.publisher import Publisher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +73,21 @@ def build(
     background = Background("producer")
     scorer = _scorer(config, folder)
     background.call(scorer.start())
-    own = build_trainer(config, lane, ranks=ranks, device=device)  # while the engines start
+    session = background.call(open_session())
+    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
+
+    def engines() -> int:
+        return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+
+    # An engine that measures the memory it may use must not see the trainer take some at the same time.
+    context = engines() if config.shares_device else 0
+    own = build_trainer(  # else while the engines start
+        config, lane, ranks=ranks, device=device, on_fallback=console.warn
+    )
     trainer: AnyTrainer = own
     if isinstance(ranks, Joined):
         trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
-    session = background.call(open_session())
-    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
-    context = background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+    context = context or engines()
     template = Template(tokenizer=tokenizer, max_new_tokens=config.rollout.max_new_tokens, max_context=context)
     prompts = _prompts(config, config.data.train, template, shuffle=config.data.shuffle)
 
@@ -97,6 +104,8 @@ def build(
             "reward_failures": scorer.failures,
             "candidates_unneeded": producer.unneeded,
             "producer_cpu_seconds": background.cpu_seconds(),
+            "publication_bytes": publisher.bytes,
+            "probe_gap": probe.gap,
         },
         decode=decode,
         show=console.show,
@@ -111,18 +120,23 @@ def build(
         on_group=recorder.saw,
         on_shortfall=console.warn,
     )
+    publisher, probe = build_publisher(
+        config,
+        folder,
+        pool=pool,
+        trainer=trainer,
+        device=own.device,
+        background=background,
+        probe_text=prompts.ahead()(0).token_ids,
+        warn=console.warn,
+        lane=lane,
+    )
     run = Run(
         prompts=prompts,
         producer=producer,
         loader=_loader(config, queue, lane, console, ranks.size if ranks else 1),
         trainer=trainer,
-        publisher=Publisher(
-            folder=publication_folder(config.weights.folder, folder),
-            weights=lambda: published_weights(trainer, config.model.dtype),
-            receivers=lambda: [seat.engine for seat in pool.seats],
-            call=background.call,
-            lane=lane,
-        ),
+        publisher=publisher,
         evaluation=_evaluation(config, producer, template, lane, recorder),
         recorder=recorder,
         checkpoints=Checkpoints(

@@ -58,7 +58,7 @@ class LocalLauncher:
     def start(self) -> None:
         """Engines and trainer at once; the trainer waits for the engines' announcements."""
         engines = self._config.engines
-        environment = environment_for(self._config.model.dtype)
+        environment = environment_for(self._config.model.dtype, self._config.trainer.dtype)
         for number in range(0 if engines.urls else engines.count):
             self._engines.append(
                 Child(
@@ -106,7 +106,8 @@ class LocalLauncher:
         end_all(self._trainers[1:])
         end_all(self._engines)
         self._meeting.unlink(missing_ok=True)
-        remove_publication_folder(publication_folder(self._config.weights.folder, self._folder))
+        for parent in {self._config.weights.folder, ""}:
+            remove_publication_folder(publication_folder(parent, self._folder))
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
