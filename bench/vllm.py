@@ -1,6 +1,6 @@
 """What Rondo's ways cost in vLLM: a seed per request, and a look at the workers after every answer.
 
-Variants take turns in one run. Needs vLLM (docs/vllm.md); on CPU figures are of a tiny model, where such costs show most.
+Variants take turns in one run. Needs vLLM (docs/vllm.md); the model is tiny, so that such costs show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from rondo.engines.http import Caller
 from rondo.types import Sampling
 
 PROMPTS, SAMPLES, TOKENS, ROUNDS = 32, 8, 48, 7
-SAMPLING = Sampling(temperature=1.0, max_tokens=TOKENS, stop_token_ids=(1,), ignore_eos=True)
 BODY = {
     "n": SAMPLES, "temperature": 1.0, "max_tokens": TOKENS, "ignore_eos": True, "logprobs": 0,
     "return_token_ids": True, "return_tokens_as_token_ids": True,
@@ -62,9 +61,8 @@ async def measure(url: str) -> None:
         base = statistics.median(rates["no seeds"])
         for name, values in rates.items():
             middle = statistics.median(values)
-            print(
-                f"{name:40s} {middle:8.0f} tokens/s  ({min(values):.0f} to {max(values):.0f}), {middle / base:.2f} of the first"
-            )
+            span = f"({min(values):.0f} to {max(values):.0f})"
+            print(f"{name:40s} {middle:8.0f} tokens/s  {span}, {middle / base:.2f} of the first")
 
 
 def main() -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from rondo.engines.client import HttpEngine
 from rondo.errors import EngineError
-from rondo.weights.checksum import checksum
-from rondo.weights.files import write_weights
 from tests.contract.conftest import Subjects
+from tests.contract.test_engines import bucket
 from tests.integration.harness import wait_for
 from tests.vllm import named, running
 
@@ -24,8 +23,7 @@ def test_a_vllm_killed_in_a_publication_is_one_sentence_and_leaves_nobody(subjec
     url = subject.server.url
     everyone = subject.server.descendants()
     tensors = {name: parameter.detach() for name, parameter in subject.model.named_parameters()}
-    path = write_weights(subject.folder, 99, tensors)
-    info = {"version": 99, "checksum": checksum(tensors.items()), "transport": "files", "path": str(path)}
+    info = bucket(subject.folder / "99", list(tensors), tensors, 99)
 
     async def scenario(engine: HttpEngine) -> None:
         await engine.pause()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -32,6 +34,7 @@ class FakeVllm:
         self.extension = extension
         self.paused = False
         self.log: list[str] = []
+        self.updates: list[str] = []
         self.answer_seconds = 0.0
         self.workers: list[dict[str, Any]] = [
             {"boot": f"b{rank}", "version": 3, "checksum": "c", "slots": 8, "max_model_len": 64,
@@ -66,12 +69,15 @@ class FakeVllm:
         return web.json_response({"choices": [choice | {"index": index} for index in range(body["n"])]})
 
     async def _rpc(self, request: web.Request) -> web.Response:
-        method = (await request.json())["method"]
+        body = await request.json()
+        method = body["method"]
         if not self.extension:
             words = f"Worker failed with error ''CPUWorker' object has no attribute '{method}'', please check"
             return web.json_response({"error": {"message": words, "code": 500}}, status=500)
         self.log.append(method)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02 * random.random())
+        if method == "rondo_update":
+            self.updates += body["args"]
         return web.json_response({"results": self.workers})
 
 
@@ -178,6 +184,18 @@ def test_what_a_worker_complains_of_is_passed_on():
 
     with pytest.raises(EngineError, match="refused rondo_update: the file is torn"):
         drive(server.application(), scenario)
+
+
+def test_updates_arrive_in_the_order_in_which_they_were_given():
+    server = FakeVllm()
+    server.paused = True
+
+    async def scenario(engine: HttpEngine) -> None:
+        await engine.start_update()
+        await asyncio.gather(*(engine.update({"number": number}) for number in range(20)))
+
+    drive(server.application(), scenario)
+    assert [json.loads(info)["number"] for info in server.updates] == list(range(20))
 
 
 def test_every_answer_of_vllm_is_vouched_for_by_a_look_at_its_workers_after_it_came():
