@@ -58,3 +58,14 @@ def named(pids: list[int], name: str) -> int:
 
 def running(pid: int) -> bool:
     return identity(pid) != ""
+
+
+def shared_memory(pids: list[int]) -> set[str]:
+    """Files in shared memory that these processes have mapped."""
+    found = set()
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            name = line.split(maxsplit=5)[-1]
+            if name.startswith("/dev/shm/") and Path(name).exists():
+                found.add(name)
+    return found

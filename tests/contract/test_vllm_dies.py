@@ -13,7 +13,7 @@ from rondo.errors import EngineError
 from tests.contract.conftest import Subjects
 from tests.contract.test_engines import bucket
 from tests.integration.harness import wait_for
-from tests.vllm import named, running
+from tests.vllm import named, running, shared_memory
 
 pytestmark = pytest.mark.heavy
 
@@ -22,6 +22,7 @@ def test_a_vllm_killed_in_a_publication_is_one_sentence_and_leaves_nobody(subjec
     subject = subjects.get("vllm", tied=True)
     url = subject.server.url
     everyone = subject.server.descendants()
+    held = shared_memory(everyone)
     tensors = {name: parameter.detach() for name, parameter in subject.model.named_parameters()}
     info = bucket(subject.folder / "99", list(tensors), tensors, 99)
 
@@ -37,6 +38,7 @@ def test_a_vllm_killed_in_a_publication_is_one_sentence_and_leaves_nobody(subjec
         subject.drive(scenario)
     assert "\n" not in str(caught.value)
     wait_for(lambda: not any(map(running, everyone)), seconds=20)
+    assert not [name for name in held if os.path.exists(name)]
     wait_for(lambda: subject.server.process.poll() is not None, seconds=20)
     assert subject.server.process.returncode == 1
     assert "error: vLLM" in subject.server.log.read_text().splitlines()[-1]
@@ -46,7 +48,10 @@ def test_when_its_parent_is_killed_vllms_workers_end_vllm(subjects: Subjects):
     server = subjects.get("vllm", tied=False).server
     assert server.url
     everyone = server.descendants()
+    held = shared_memory(everyone)
     assert len(everyone) >= 2
+    assert held
     server.process.kill()
     server.process.wait()
     wait_for(lambda: not any(map(running, everyone)), seconds=20)
+    assert not [name for name in held if os.path.exists(name)]

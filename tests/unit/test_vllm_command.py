@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rondo.config import parse_config
-from rondo.engines.process import alive, identity
+from rondo.engines.process import alive, end_group, identity, members
 from rondo.engines.vllm import (
     VllmSettings,
     check_python,
@@ -23,6 +24,7 @@ from rondo.engines.vllm import (
     printable,
 )
 from rondo.errors import ConfigError
+from tests.integration.harness import wait_for
 
 SETTINGS = VllmSettings(model="/models/m", python="/env/bin/python", port=8000)
 
@@ -120,6 +122,26 @@ def test_a_process_is_known_by_its_id_and_its_start():
     child.kill()
     child.wait()
     assert not alive(name)
+
+
+def test_a_group_is_killed_to_the_last_and_its_shared_memory_removed(tmp_path):
+    name = f"rondo-test-{os.getpid()}"
+    program = f"""
+import subprocess, sys, time
+from multiprocessing.shared_memory import SharedMemory
+held = SharedMemory(name={name!r}, create=True, size=100)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open({str(tmp_path / "ready")!r}, "w").close()
+time.sleep(60)
+"""
+    leader = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stderr=subprocess.DEVNULL)
+    wait_for((tmp_path / "ready").exists)
+    assert len(members(leader.pid)) == 3  # with Python's resource tracker
+    assert Path("/dev/shm", name).exists()
+    end_group(leader.pid)
+    assert leader.wait() == -signal.SIGKILL
+    assert members(leader.pid) == []
+    assert not Path("/dev/shm", name).exists()
 
 
 def test_what_vllms_workers_import_of_rondo_needs_nothing_but_torch_and_safetensors():

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rondo.engines.process import SUPERVISOR, alive, announce, descendants, identity, printable_host, title
+from rondo.engines.process import SUPERVISOR, alive, announce, descendants, end_group, identity, printable_host, title
 from rondo.engines.vllm import VllmSettings, check_python, command, environment, packages_folder
 from rondo.errors import AddressError, DiedError
 
@@ -69,8 +69,7 @@ class VllmServer:
 
     def kill(self) -> None:
         """The server and all that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        end_group(self._process.pid)
         self._process.wait()
 
     def _wait(self, over: Callable[[], bool]) -> bool:
