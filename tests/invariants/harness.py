@@ -13,6 +13,7 @@ from rondo.launch.build import build
 from rondo.loop import train
 from rondo.observe.console import Console
 from rondo.stream.queue import GroupQueue
+from rondo.trainer.ensemble import AnyTrainer
 from rondo.trainer.trainer import Trainer
 from rondo.types import Group, MicroBatch
 
@@ -20,21 +21,22 @@ from rondo.types import Group, MicroBatch
 class Witness:
     """The trainer, with its micro-batches written down."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: AnyTrainer, own: Trainer) -> None:
+        self.trainer = own
+        self._called = trainer
         self.micros: list[MicroBatch] = []
         self.started: list[float] = []
 
     def begin_period(self) -> None:
-        self.trainer.begin_period()
+        self._called.begin_period()
 
     def accumulate(self, micro: MicroBatch) -> None:
         self.micros.append(micro)
         self.started.append(time.monotonic())
-        self.trainer.accumulate(micro)
+        self._called.accumulate(micro)
 
     def step(self) -> None:
-        self.trainer.step()
+        self._called.step()
 
     @property
     def groups(self) -> list[Group]:
@@ -50,7 +52,7 @@ def run_here(tree: dict[str, dict[str, object]]) -> tuple[list[torch.Tensor], Wi
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     built = build(config, folder, queue=GroupQueue(), console=Console(total=config.schedule.periods))
-    witness = Witness(built.run.trainer)
+    witness = Witness(built.run.trainer, built.own)
     run = dataclasses.replace(built.run, trainer=witness)  # type: ignore[arg-type]
     try:
         train(

@@ -8,6 +8,7 @@ ships with the package.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from rondo.config.algorithm import AlgorithmConfig
 from rondo.config.engines import EnginesConfig
+from rondo.config.journal import JournalConfig
 from rondo.config.mistakes import first_mistake
 from rondo.config.section import Positive, Section
 from rondo.config.trainer import TrainerConfig
@@ -125,6 +127,7 @@ class Config(Section):
     weights: WeightsConfig = WeightsConfig()
     rewards: RewardsConfig
     eval: EvalConfig = EvalConfig()
+    journal: JournalConfig = JournalConfig()
     launch: LaunchConfig = LaunchConfig()
 
     @model_validator(mode="after")
@@ -162,6 +165,13 @@ class Config(Section):
                 f'algorithm.filter = "{algorithm.filter}" keeps groups whose rewards differ: '
                 "rollout.group_size = 1 has none"
             )
+
+    @property
+    def logp_gap_limit(self) -> float:
+        """On a period's mean |engine - trainer| log-prob gap; infinity where the two sample differently on purpose."""
+        if self.rollout.top_p < 1:
+            return math.inf
+        return self.journal.max_logp_gap or (1e-3 if self.model.dtype == "float32" else 0.1)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.model_dump(mode="json"), indent=2) + "\n")

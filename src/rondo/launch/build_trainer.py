@@ -60,6 +60,7 @@ def build_trainer(
             attention=config.trainer.attention,
             max_grad_norm=config.trainer.max_grad_norm,
             exact=exact,
+            hashes=config.journal.hashes,
         ),
         lane=lane,
         device=device,

@@ -20,7 +20,7 @@ import torch
 
 from rondo.errors import PublicationError
 from rondo.observe.lane import Lane
-from rondo.types import Confirmation
+from rondo.types import Confirmation, Publication
 from rondo.weights.checksum import checksum
 from rondo.weights.files import write_weights
 from rondo.weights.folder import make_publication_folder, remove_publication_folder
@@ -53,6 +53,7 @@ class Publisher:
         self._call = call
         self._lane = lane
         self._last: Path | None = None
+        self.confirmed: Publication | None = None  # the last that every engine confirmed
         make_publication_folder(folder)
 
     def publish(self, version: int) -> None:
@@ -74,6 +75,7 @@ class Publisher:
                     f"{confirmation.checksum} instead of version {version} with {announced}"
                 )
         await asyncio.gather(*(receiver.reset_prefix_cache() for receiver in receivers))
+        self.confirmed = Publication(version=version, checksum=announced, engines=len(confirmations))
         await asyncio.gather(*(receiver.resume() for receiver in receivers))
         if self._last is not None and self._last != path:
             self._last.unlink(missing_ok=True)
