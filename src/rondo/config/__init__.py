@@ -200,6 +200,17 @@ def parse_config(tree: dict[str, Any], source: str = "config") -> Config:
         raise ConfigError(f"{source}: {first_mistake(error, Config)}") from None
 
 
+def changed(config: Config, key: str, value: Any) -> Config:
+    """The same config with another value at `section.key`."""
+    tree = config.model_dump(mode="json")
+    *sections, name = key.split(".")
+    inner = tree
+    for section in sections:
+        inner = inner[section]
+    inner[name] = value
+    return parse_config(tree, source=key)
+
+
 def asset_or_path(name: str) -> str:
     """`rondo:NAME` as the path of what ships with the package; anything else unchanged."""
     return str(ASSETS / name.removeprefix("rondo:")) if name.startswith("rondo:") else name

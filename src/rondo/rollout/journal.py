@@ -9,9 +9,9 @@
     step      hashes of the gradient and of the weights after it
     end       the period's account; what comes after it is no part of the period
 
-Groups are appended by the producer's thread, the rest by the trainer's; a lock keeps records whole. Before a
-micro-batch is trained everything is handed to the operating system, so what was trained is on record even if the process
-dies. What power loss may leave, half a record or zeros at the end, is dropped when read; damage anywhere else is an error.
+Groups are appended by the producer's thread, the rest by the trainer's; a lock keeps records whole. Everything is
+handed to the operating system before a micro-batch is trained: what was trained is on record even if the process dies.
+What power loss may leave, half a record or zeros at the end, is dropped when read; damage anywhere else is an error.
 """
 
 from __future__ import annotations

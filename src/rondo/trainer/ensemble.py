@@ -45,7 +45,7 @@ class Ensemble:
     def __init__(self, *, own: Trainer, ranks: Joined, micro_tokens: int) -> None:
         self._own = own
         self._ranks = ranks
-        self._micro_tokens = micro_tokens
+        self.micro_tokens = micro_tokens  # budget of one rank's pack
 
     @property
     def tally(self) -> Tally:
@@ -68,7 +68,7 @@ class Ensemble:
         if not micro.parts:
             self._own.count(micro)
             return
-        mine, *others = divide(micro, ranks=self._ranks.size, budget=self._micro_tokens)
+        mine, *others = divide(micro, ranks=self._ranks.size, budget=self.micro_tokens)
         self._ranks.tell([{"do": "accumulate", "micro": encode(pack)} for pack in others])
         self._own.accumulate(mine)
 

@@ -124,7 +124,7 @@ class Trainer:
                 self.hashes = StepHashes(gradient=hashed, weights=weights, norm=float(norm))
             self.tally.mean("gradient_norm", norm, 1)
             self.tally.mean("learning_rate", rate, 1)
-            self.tally.mean("loss", self._loss, self._divisor())
+            self.tally.mean("loss", self._loss, self.divisor())
             self._gather_tally()
             self._begin_update()
 
@@ -133,8 +133,8 @@ class Trainer:
         return self._accumulator.total()
 
     def gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What `step` would clip and apply, whole, one at a time; every rank must go through all of them. The update
-        can only be discarded then."""
+        """What `step` will clip and apply, whole, one at a time; every rank must go through all of them. Nothing can be
+        accumulated any more before it or `discard`."""
         names = [name for name, _ in self.model.named_parameters()]
         for name, tensor in zip(names, self._divided(), strict=True):
             yield name, whole(tensor)
@@ -162,16 +162,18 @@ class Trainer:
 
     def _begin_update(self) -> None:
         self._micros: list[MicroBatch] = []
+        self._final: list[torch.Tensor] | None = None  # the divided gradient, once it is asked for
         self._loss = torch.zeros((), device=self._device)
         self._sequences = self._tokens = 0
         self._accumulator.clear()
 
     def _divided(self) -> list[torch.Tensor]:
         """The gradient: raw sums over the totals of all ranks."""
-        self._add_up_counts()
-        gradients = self.gradients()
-        torch._foreach_div_(gradients, float(self._divisor()))
-        return gradients
+        if self._final is None:
+            self._add_up_counts()
+            self._final = self.gradients()
+            torch._foreach_div_(self._final, float(self.divisor()))
+        return self._final
 
     def _hash(self, tensors: Sequence[torch.Tensor]) -> str:
         """Of tensors in the order of the parameters."""
@@ -198,7 +200,8 @@ class Trainer:
             for tally in tallies if self._ranks.rank == 0 else ():
                 self.tally.merge(tally)
 
-    def _divisor(self) -> int:
+    def divisor(self) -> int:
+        """Of the gradient: what was counted so far, on this rank until the ranks have added up."""
         if self._settings.normalise == "tokens":
             return max(1, self._tokens)
         if self._settings.normalise == "constant":
