@@ -87,7 +87,7 @@ def verify(
     order: Annotated[
         str, typer.Option(help="shuffled: also try arrival orders of chance; recorded: do not.")
     ] = "shuffled",
-    trials: Annotated[int, typer.Option(help="How many shuffled orders.")] = 2,
+    trials: Annotated[int, typer.Option(help="How many shuffled orders.")] = 1,
     ranks: Annotated[str, typer.Option(help="Rank counts to try, besides the run's own.")] = "1,2",
     set_: Set = None,
     run_dir: RunDir = None,

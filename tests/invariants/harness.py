@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from pathlib import Path
 
@@ -10,12 +11,20 @@ import torch
 
 from rondo.config import parse_config
 from rondo.launch.build import build
+from rondo.launch.build_trainer import build_trainer
 from rondo.loop import train
 from rondo.observe.console import Console
+from rondo.observe.lane import Lane
+from rondo.rollout.journal import forget_periods, read_period
 from rondo.stream.queue import GroupQueue
 from rondo.trainer.ensemble import AnyTrainer
 from rondo.trainer.trainer import Trainer
 from rondo.types import Group, MicroBatch
+from rondo.verify.account import all_violations
+from rondo.verify.certificate import Certificate, judge
+from rondo.verify.plan import Plan
+from rondo.verify.prover import Prover
+from rondo.verify.start import find_start
 
 
 class Witness:
@@ -50,6 +59,8 @@ def run_here(tree: dict[str, dict[str, object]]) -> tuple[list[torch.Tensor], Wi
     config = parse_config(tree)
     folder = Path(config.run.path)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
+    forget_periods(folder, 0)
+    config.write(folder / "config.json")
     torch.set_num_threads(1)
     built = build(config, folder, queue=GroupQueue(), console=Console(total=config.schedule.periods))
     witness = Witness(built.run.trainer, built.own)
@@ -64,3 +75,33 @@ def run_here(tree: dict[str, dict[str, object]]) -> tuple[list[torch.Tensor], Wi
     finally:
         built.close()
     return [parameter.detach().clone() for parameter in witness.trainer.model.policy.parameters()], witness
+
+
+def verified_here(folder: Path, **changes: object) -> Certificate:
+    """What `rondo verify` finds about a recorded run, computed in this process, on one rank."""
+    config = parse_config(json.loads((folder / "config.json").read_text()))
+    start = find_start(folder, first=None, count=None)
+    scratch = folder / f"scratch-{len(list(folder.glob('scratch-*')))}"
+    scratch.mkdir()
+    plan = Plan(
+        run=str(folder),
+        scratch=str(scratch),
+        start=start.path,
+        steps=start.steps,
+        chain=start.chain,
+        checked=start.wanted,
+        threads=1,
+        leading=True,
+        leading_ranks=1,
+        trials=2,
+        packings=(30, 10**6),
+        truth=True,
+        synchronous_chain=True,
+    )
+    trainer = build_trainer(config, Lane())
+    plan = dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
+    results = Prover(plan=plan, config=config, trainer=trainer, own=trainer, ranks=1).prove()
+    results.device = "cpu"
+    periods = [read_period(folder, period) for period in start.wanted]
+    found = all_violations(config, periods)
+    return judge(folder=folder, config=config, periods=periods, violations=found, results=results, seconds=0.0)

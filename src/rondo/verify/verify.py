@@ -43,7 +43,7 @@ def verify_run(
     *,
     periods: int | None = None,
     first: int | None = None,
-    trials: int = 2,
+    trials: int = 1,
     ranks: Sequence[int] = (1, 2),
     packings: Sequence[int] = (),
 ) -> Certificate:
