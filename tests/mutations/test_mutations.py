@@ -49,7 +49,7 @@ MUTATIONS = {
     "engines keep their old weights and say that they have the new ones": Mutation(
         file="weights/publisher.py",
         old="self._call(self._publish(version, self._weights(), self._receivers()))",
-        new="self._first = getattr(self, '_first', None) or self._weights(); "
+        new="self._first = getattr(self, '_first', None) or {k: v.clone() for k, v in self._weights().items()}; "
         "self._call(self._publish(version, self._first, self._receivers()))",
         guards=(RUNS,),  # the log-prob gap of period 1
     ),

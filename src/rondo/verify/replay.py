@@ -15,10 +15,9 @@ from rich.table import Table
 
 from rondo.config import read_config
 from rondo.errors import ConfigError
-from rondo.rollout.journal import read_period
 from rondo.verify.group import follower, run_group
 from rondo.verify.plan import Check, Plan, Results
-from rondo.verify.start import find_start
+from rondo.verify.start import find_start, one_header
 
 WORST = 5  # tensors that are shown
 
@@ -29,7 +28,7 @@ def replay_period(folder: Path, period: int, overrides: Sequence[str]) -> tuple[
         raise ConfigError(f"{folder} holds no run: give the folder of one")
     config = read_config(folder / "config.json")
     start = find_start(folder, first=period, count=1)
-    header = read_period(folder, period).header
+    header = one_header(folder, start.chain)
     scratch = Path(tempfile.mkdtemp(prefix=".replay-", dir=folder))
     plan = Plan(
         run=str(folder),

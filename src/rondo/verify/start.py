@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rondo.errors import JournalError
 from rondo.rollout.journal import read_period, recorded_periods
@@ -43,3 +45,17 @@ def find_start(folder: Path, *, first: int | None, count: int | None) -> Start:
         raise JournalError(f"{folder} holds {len(wanted)} complete periods from period {first} on, not {count or 1}")
     chosen, steps = starts[begin]
     return Start(path=chosen, steps=steps, chain=tuple(range(begin, wanted[-1] + 1)), wanted=tuple(wanted))
+
+
+def one_header(folder: Path, chain: tuple[int, ...]) -> Mapping[str, Any]:
+    """How these periods were trained; they must have been trained alike, for one group of processes to repeat them."""
+    headers = {period: read_period(folder, period).header for period in chain}
+    first = headers[chain[0]]
+    for period, header in headers.items():
+        for key in ("ranks", "threads", "micro_tokens"):
+            if header[key] != first[key]:
+                raise JournalError(
+                    f"{folder}: period {chain[0]} was trained with {key} = {first[key]} and period {period} with "
+                    f"{header[key]}: choose periods that were trained alike (--first, --periods)"
+                )
+    return first

@@ -18,7 +18,7 @@ from rondo.verify.account import all_violations
 from rondo.verify.certificate import Certificate, judge
 from rondo.verify.group import follower, run_group
 from rondo.verify.plan import Plan
-from rondo.verify.start import find_start
+from rondo.verify.start import find_start, one_header
 
 MODES = {
     "arrival": ("schedule.order=arrival", "trainer.accumulation=fast"),
@@ -54,7 +54,7 @@ def verify_run(
     config = read_config(folder / "config.json")
     start = find_start(folder, first=first, count=periods)
     recorded = [read_period(folder, period) for period in start.wanted]
-    header = recorded[0].header
+    header = one_header(folder, start.chain)
     scratch = Path(tempfile.mkdtemp(prefix=".verify-", dir=folder))
     plan = Plan(
         run=str(folder),
