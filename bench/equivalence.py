@@ -76,7 +76,8 @@ def overlap(curves: dict[str, list[dict[str, list[float]]]]) -> str:
     within = statistics.fmean(statistics.stdev(values) for values in [*one, *other])
     return (
         f"\nThe mean of the one lies within the range of the other in {inside[0]} and {inside[1]} of {len(one)} "
-        f"periods; the means differ by {apart:+.4f} on average, seeds of one schedule by {within:.4f} (standard deviation)."
+        f"periods; the means differ by {apart:+.4f} on average, and seeds of one schedule have a standard deviation of "
+        f"{within:.4f}."
     )
 
 
