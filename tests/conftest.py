@@ -14,9 +14,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from rondo.launch.cpu import CAP, WITHOUT_AMX
 from rondo.types import Answer, Group, Prompt, Response
 
 torch.set_num_threads(1)
+
+
+def survive_bfloat16() -> None:
+    """The library behind bfloat16 products looks at its setting once, at the first of them: for this process alone."""
+    if CAP not in os.environ:
+        os.environ[CAP] = WITHOUT_AMX
+        torch.ones(64, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)
+        del os.environ[CAP]
+
+
+survive_bfloat16()
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
 

@@ -11,12 +11,18 @@ VOCABULARY = 32
 ARCHITECTURES = ("Qwen2", "Llama", "Qwen3", "Mistral", "GPTNeoX", "Gemma")
 
 
-def tiny_model(architecture: str = "Qwen2", *, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
+def tiny_model(
+    architecture: str = "Qwen2",
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    sliding_window: int | None = None,
+) -> PreTrainedModel:
     options = {"num_key_value_heads": 2, "head_dim": 8}
     if architecture == "GPTNeoX":
         options = {}
     if architecture == "Mistral":
-        options["sliding_window"] = None  # type: ignore[assignment]
+        options["sliding_window"] = sliding_window  # type: ignore[assignment]
     config = getattr(transformers, f"{architecture}Config")(
         vocab_size=VOCABULARY,
         hidden_size=32,

@@ -6,17 +6,19 @@ import random
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
 
 from rondo.attention.hf import adopt
 from rondo.observe.lane import Lane
 from rondo.stream.packing import packs, parts_of
+from rondo.trainer.lora import POLICY, LoRASettings, adapted, add_adapters
 from rondo.trainer.objective import surrogate
 from rondo.trainer.objective.base import Objective
 from rondo.trainer.objective.kl_reward import RewardKL
 from rondo.trainer.optim import LearningRate, adamw
 from rondo.trainer.parallel import Ranks
 from rondo.trainer.trainer import Trainer, TrainerSettings
-from rondo.trainer.tri_model import TriModel
+from rondo.trainer.tri_model import Placement, TriModel
 from rondo.types import Group, MicroBatch
 from tests.conftest import make_group
 from tests.models import VOCABULARY, tiny_model
@@ -40,19 +42,28 @@ def make_trainer(
     exact: bool = False,
     ranks: Ranks | None = None,
     mesh: DeviceMesh | None = None,
+    compute: torch.dtype | None = None,
+    lora: LoRASettings | None = None,
+    offload: bool = False,
+    compiled: bool = False,
+    multiple: int = 1,
+    reduce_once: bool = False,
 ) -> Trainer:
     policy, reference = tiny_model(dtype=dtype), tiny_model(dtype=dtype, seed=1)
     for model in (policy, reference):
         adopt(model)
+    if lora:
+        add_adapters(policy, lora, keep_old=keep_old)
+        scatter_adapters(policy)
+        reference = policy
     tri = TriModel(
         policy=policy,
         keep_old=keep_old,
         reference=reference if kl or reward_kl else None,
         temperature=temperature,
         entropy=entropy > 0,
+        placement=Placement(dtype=compute, mesh=mesh, offload=offload, compiled=compiled),
     )
-    if mesh is not None:
-        tri.shard(mesh)
     return Trainer(
         model=tri,
         objective=Objective(
@@ -66,12 +77,26 @@ def make_trainer(
         optimizer=adamw(tri.named_parameters(), weight_decay=0.1, betas=(0.9, 0.999)),
         learning_rate=LearningRate(peak=1e-2, total=10),
         settings=TrainerSettings(
-            normalise=normalise, constant=16, attention=attention, max_grad_norm=max_grad_norm, exact=exact
+            normalise=normalise,
+            constant=16,
+            attention=attention,
+            max_grad_norm=max_grad_norm,
+            exact=exact,
+            multiple=multiple,
+            reduce_once=reduce_once,
         ),
         lane=Lane(),
         device=torch.device("cpu"),
         ranks=ranks,
     )
+
+
+def scatter_adapters(model: PreTrainedModel) -> None:
+    """Adapters as after some training: B is not zero."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for layer in adapted(model):
+            layer.lora_B[POLICY].weight.copy_(torch.randn_like(layer.lora_B[POLICY].weight) * 0.3)
 
 
 def random_groups(count: int, *, seed: int = 0, size: int = 4) -> list[Group]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rondo.errors import RondoError
+from rondo.errors import ConfigError, RondoError
 
 app = typer.Typer(
     name="rondo",
@@ -123,6 +123,7 @@ def replay(
 @app.command()
 def serve(
     model: Annotated[str, typer.Option(help="A folder in Hugging Face format, or a hub name.")],
+    backend: Annotated[str, typer.Option(help="embedded or vllm.")] = "embedded",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 0,
     slots: Annotated[int, typer.Option(help="Responses decoded at once.")] = 64,
@@ -132,12 +133,45 @@ def serve(
     ] = False,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: all.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, or an accelerator's name.")] = "auto",
+    device: Annotated[str, typer.Option(help="Embedded: auto, cpu, or an accelerator's name.")] = "auto",
     announce: Annotated[Path | None, typer.Option(help="File to write the address to when ready.")] = None,
+    python: Annotated[str, typer.Option(help="vLLM: an interpreter that has it; empty: look for one.")] = "",
+    tensor_parallel: Annotated[int, typer.Option(help="vLLM: devices per engine.")] = 1,
+    memory_share: Annotated[float, typer.Option(help="vLLM: of the device's memory; 0: its default.")] = 0.0,
+    kv_cache_gib: Annotated[int, typer.Option(help="vLLM on CPU: memory for keys and values.")] = 1,
+    argument: Annotated[list[str] | None, typer.Option(help="vLLM: a further word of its command line.")] = None,
+    print_: Annotated[bool, typer.Option("--print", help="vLLM: show the command instead of running it.")] = False,
 ) -> None:
-    """Serve a model over HTTP: the embedded engine."""
+    """Serve a model over HTTP, with the embedded engine or with vLLM."""
     from rondo.launch import lifeline
 
+    if backend == "vllm":
+        from rondo.engines.vllm import VllmSettings, command, environment, find_python, packages_folder, printable
+        from rondo.engines.vllm_server import free_port, serve_vllm
+
+        if batch_invariant:
+            raise ConfigError("batch_invariant is a mode of the embedded engine: leave it out with vLLM")
+        settings = VllmSettings(
+            model=model,
+            python=find_python(python),
+            host=host,
+            port=port if print_ and port else free_port(host, port),
+            dtype=dtype,
+            slots=slots,
+            max_model_len=max_model_len,
+            tensor_parallel=tensor_parallel,
+            memory_share=memory_share,
+            kv_cache_gib=kv_cache_gib,
+            threads=threads,
+            arguments=tuple(argument or ()),
+        )
+        if print_:
+            typer.echo(printable(command(settings), environment(settings, packages_folder(), {})))
+            return
+        serve_vllm(settings, announce_to=announce, hold=lifeline.hold)
+        return
+    if backend != "embedded" or print_:
+        raise ConfigError(f"--backend {backend}: use embedded or vllm, and --print with vllm only")
     lifeline.hold()
     from rondo.engines.server import serve as serve_model
 

@@ -30,6 +30,7 @@ class Sampling:
     top_p: float = 1.0
     max_tokens: int
     stop_token_ids: tuple[int, ...]
+    ignore_eos: bool = False  # the model's own end token ends nothing: for measuring with fixed lengths
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

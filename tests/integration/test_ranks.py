@@ -20,22 +20,47 @@ pytestmark = pytest.mark.heavy
 INVARIANT = ("engines.batch_invariant=true", "engines.max_model_len=32", "engines.threads=1")
 
 
-def test_in_exact_mode_one_rank_and_two_train_the_same_model(tmp_path):
+ALGORITHMS = {
+    "plain": (),
+    "filtered": ("algorithm.name=dapo",),
+    "KL in the reward, filtered": (
+        "algorithm.name=rloo", "algorithm.kl.coefficient=0.05", "algorithm.filter=nonzero-spread",
+    ),
+    "adapters": ("trainer.lora.rank=4", "trainer.learning_rate=1e-3", "algorithm.kl.coefficient=0.05"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_in_exact_mode_one_rank_and_two_train_the_same_model(tmp_path, algorithm):
     """Live, in order of arrival: the samples are the same by their seeds, the weights by exact sums."""
     models = []
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
         folder.mkdir()
         settings = (*INVARIANT, "trainer.accumulation=exact", f"trainer.ranks={ranks}", "schedule.periods=4")
-        outcome = rondo(folder, *settings)
+        outcome = rondo(folder, *settings, *ALGORITHMS[algorithm])
         assert outcome.code == 0, outcome.err
         models.append(load_file(outcome.folder / "model" / "model.safetensors"))
+    assert models[0].keys() == models[1].keys()
+    assert not any("lora" in name for name in models[0])  # what is left is one plain model
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     processes = json.loads((outcome.folder / "processes.json").read_text())
     assert [process["role"] for process in processes] == ["launcher", "trainer-0", "trainer-1", "engine-0"]
     for line in outcome.lines("metrics.jsonl"):
         assert line["groups_trained"] + line["groups_skipped"] == 8
         assert line["logp_gap_max"] < 1e-4  # what the engine got is what was trained
+
+
+@pytest.mark.parametrize("reduce", ["step", "micro-step"])
+def test_two_ranks_train_in_bfloat16_with_everything_frozen_on_the_host(tmp_path, reduce):
+    narrow = ("trainer.dtype=bfloat16", "model.dtype=bfloat16", "trainer.ranks=2", "trainer.offload=true")
+    several = ("schedule.updates_per_period=2", "algorithm.kl.coefficient=0.01", f"trainer.reduce={reduce}")
+    outcome = rondo(tmp_path, *narrow, *several)
+    assert outcome.code == 0, outcome.err
+    for line in outcome.lines("metrics.jsonl"):
+        assert 0 < line["logp_gap_max"] < 0.3  # bfloat16 on both sides, by other kernels
+    model = load_file(outcome.folder / "model" / "model.safetensors")
+    assert all(tensor.dtype == torch.bfloat16 for tensor in model.values())
 
 
 def test_a_rank_that_dies_stops_the_run_at_once_and_one_rank_can_resume_it(tmp_path):

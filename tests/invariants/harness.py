@@ -25,6 +25,7 @@ from rondo.verify.certificate import Certificate, judge
 from rondo.verify.plan import Plan
 from rondo.verify.prover import Prover
 from rondo.verify.start import find_start
+from rondo.verify.worker import float64_trainer
 
 
 class Witness:
@@ -100,7 +101,13 @@ def verified_here(folder: Path, **changes: object) -> Certificate:
     )
     trainer = build_trainer(config, Lane())
     plan = dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
-    results = Prover(plan=plan, config=config, trainer=trainer, own=trainer, ranks=1).prove()
+    results = Prover(
+        plan=plan,
+        config=config,
+        trainer=trainer,
+        ranks=1,
+        truth=lambda: float64_trainer(config, torch.device("cpu")),
+    ).prove()
     results.device = "cpu"
     periods = [read_period(folder, period) for period in start.wanted]
     found = all_violations(config, periods)

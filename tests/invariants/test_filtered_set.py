@@ -39,6 +39,12 @@ def test_whitening_over_the_period_is_the_same_bits_in_both_schedules(tree):
     periodic, witness = run_here(tree(**whitened))
     synchronous, _ = run_here(tree(**whitened, schedule__mode="synchronous"))
     assert all(map(torch.equal, periodic, synchronous))
-    values = [value for group in witness.groups if group.period == 0 for value in group.advantages]
+    values = [
+        value
+        for group in witness.groups
+        if group.period == 0
+        for value, response in zip(group.advantages, group.answer.responses, strict=True)
+        for _ in response.token_ids
+    ]
     assert abs(sum(values)) < 1e-9
     assert abs(sum(value * value for value in values) / len(values) - 1) < 1e-4

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 from rondo.attention import split
 from rondo.attention.flex import flex_plan
 from rondo.attention.hf import DENSE, SPLIT, adopt, hidden_states
-from rondo.attention.layout import Layout, separate_layout, shared_prompt_layout
+from rondo.attention.layout import Layout, auto_layout, separate_layout, shared_prompt_layout
 from rondo.attention.reference import dense_attention, visible
 from rondo.attention.split import split_attention, split_plan
 from rondo.attention.varlen import varlen_plan
@@ -87,6 +90,35 @@ def test_separate_rows_are_the_same_geometry_with_every_prompt_repeated():
     torch.testing.assert_close(logps(model, shared), logps(model, separate), rtol=0, atol=1e-9)
 
 
+@given(segments=segments, build=st.sampled_from([shared_prompt_layout, separate_layout, auto_layout]))
+@settings(max_examples=20, deadline=None)
+def test_padding_changes_no_log_prob_and_no_gradient(segments, build):
+    results = []
+    for multiple in (1, 16):
+        layout = build(segments, multiple=multiple)
+        for implementation in (SPLIT, DENSE):
+            model = tiny_model(dtype=torch.float64)
+            model.set_attn_implementation(implementation)
+            found = logps(model, layout)
+            found.sum().backward()
+            results.append([found.detach(), *(parameter.grad for parameter in model.parameters())])
+    assert layout.tokens_T.numel() % 16 == 0
+    for other in results[1:]:
+        for one, two in zip(results[0], other, strict=True):
+            assert (one - two).norm() <= 1e-6 * one.norm() + 1e-9
+
+
+def test_padding_is_a_prompt_without_responses_in_every_plan():
+    layout = shared_prompt_layout([([1, 2, 3], [[4, 5], [6]]), ([7], [[8]])], multiple=16)
+    assert layout.padding == range(4, 12)
+    plan = varlen_plan(layout)
+    assert (plan.prompt_tokens, plan.prompts.starts.tolist()) == (12, [0, 3, 4, 12])
+    assert plan.groups.starts.tolist() == [0, 3, 4, 4]  # flash takes as many runs of queries as of keys
+    separate = separate_layout([([1, 2], [[3]])], multiple=4)
+    assert separate.rows == (range(3), range(3, 4))
+    assert varlen_plan(separate).rows.starts.tolist() == [0, 3, 4]
+
+
 def test_the_mask_is_the_designs_rule():
     layout = shared_prompt_layout([([1, 2], [[3, 4], [5]]), ([6], [[7]])])
     rows = ["".join("x" if seen else "." for seen in row) for row in visible(layout).tolist()]
@@ -101,6 +133,11 @@ def test_the_mask_is_the_designs_rule():
     ]
     assert layout.positions_T.tolist() == [0, 1, 0, 2, 3, 2, 1]
     assert layout.source_N.tolist() == [1, 3, 1, 2]
+
+
+def test_the_picture_in_the_docs_is_drawn_from_the_rule():
+    docs = Path(__file__).parents[2] / "docs"
+    assert runpy.run_path(str(docs / "mask.py"))["draw"]() == (docs / "mask.svg").read_text()
 
 
 @given(segments=segments)
@@ -149,6 +186,12 @@ def test_a_model_with_sliding_windows_is_refused_with_a_sentence():
     )  # fmt: skip
     with pytest.raises(ModelError, match="sliding_attention"):
         adopt(transformers.Gemma2ForCausalLM(config).eval())
+
+
+def test_a_window_longer_than_any_trial_is_refused_too():
+    """The layers' types do not tell, and a short row fits into it: a long one would be computed wrongly."""
+    with pytest.raises(ModelError, match="sliding window of 4096"):
+        adopt(tiny_model("Mistral", sliding_window=4096))
 
 
 def test_a_model_whose_head_does_more_is_found_out_by_trying():

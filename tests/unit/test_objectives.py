@@ -86,7 +86,12 @@ class Literal:
     def loss(self, algorithm: str, groups: list[Group], rewards_of=None, per_token=None) -> torch.Tensor:
         """-J of the whole batch; `per_token` adds a term to (or weighs) each token's surrogate."""
         low, high = TIGHT.get(algorithm, (0.1, 0.1))
-        everything = [reward for group in groups for reward in group.rewards]
+        by_token = [
+            reward
+            for group in groups
+            for reward, response in zip(group.rewards, group.answer.responses, strict=True)
+            for _ in response.token_ids
+        ]
         total, sequences, tokens = torch.zeros((), dtype=torch.float64), 0, 0
         for group in groups:
             rewards = list(group.rewards) if rewards_of is None else rewards_of(group)
@@ -97,8 +102,7 @@ class Literal:
                     "grpo": (rewards[i] - statistics.fmean(rewards)) / (statistics.stdev(rewards) + EPSILON),
                     "dr-grpo": rewards[i] - statistics.fmean(rewards),
                     "rloo": rewards[i] - statistics.fmean(others),
-                    "reinforce++": (rewards[i] - statistics.fmean(everything))
-                    / (statistics.pstdev(everything) + EPSILON),
+                    "reinforce++": (rewards[i] - statistics.fmean(by_token)) / (statistics.pstdev(by_token) + EPSILON),
                 }.get(algorithm)
                 if advantage is None:  # DAPO, GSPO and CISPO estimate as GRPO does
                     advantage = (rewards[i] - statistics.fmean(rewards)) / (statistics.stdev(rewards) + EPSILON)
@@ -133,7 +137,7 @@ def assert_same(trainer, expected: list[torch.Tensor], micros: list[MicroBatch],
     trainer._begin_update()
     sums = gradient_after(trainer, micros)
     for (name, _), truth, found in zip(trainer.model.named_parameters(), expected, sums, strict=True):
-        error = (found / trainer._divisor() - truth).norm() / truth.norm().clamp_min(1e-9)
+        error = (found / trainer.divisor() - truth).norm() / truth.norm().clamp_min(1e-9)
         assert error < bound, (name, float(error))  # RMSNorm computes in float32 even in a float64 model
 
 

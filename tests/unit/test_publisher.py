@@ -3,41 +3,70 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rondo.errors import PublicationError
+from rondo.errors import EngineError, PublicationError
 from rondo.observe.lane import Lane
+from rondo.rollout.background import Background
 from rondo.types import Confirmation
-from rondo.weights.checksum import checksum, tensor_sum
-from rondo.weights.files import copy_into, read_weights, write_weights
+from rondo.weights.bucket import Named, buckets
+from rondo.weights.checksum import Checksum, checksum
+from rondo.weights.probe import Probe
 from rondo.weights.publisher import Publisher
+from rondo.weights.receive import Receiver
+from rondo.weights.store import Store
+from rondo.weights.stored import StoredTransport
 
-WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
+WEIGHTS = [(f"t{number}", torch.arange(6.0).reshape(2, 3) + number) for number in range(5)]
+BUCKET = 2 * 6 * 4  # bytes: two tensors each
 
 
 class FakeReceiver:
-    def __init__(self, name: str, log: list[str], *, confirms: str = "") -> None:
+    def __init__(self, name: str, log: list[str], *, failures: Sequence[str] = ()) -> None:
         self.url = name
         self.log = log
-        self.confirms = confirms
+        self.failures = list(failures)  # what goes wrong, once each
         self.held: dict[str, torch.Tensor] = {}
+        self._receiver = Receiver()
+        self._announced = ""
 
     async def _note(self, what: str) -> None:
         await asyncio.sleep(0.001 if self.url == "slow" else 0)
         self.log.append(f"{what} {self.url}")
+        if self.failures and self.failures[0] == what:
+            self.failures.pop(0)
+            raise EngineError(f"engine {self.url} failed at {what}")
 
     async def pause(self) -> None:
         await self._note("pause")
 
-    async def load_weights(self, *, path: str, version: int, checksum: str) -> Confirmation:
-        await self._note("load")
-        self.held = read_weights(Path(path))
-        return Confirmation(engine=self.url, boot="b", version=version, checksum=self.confirms or checksum)
+    async def start_update(self) -> None:
+        await self._note("start")
+        self._receiver.begin()
+        self._total, self.held = Checksum(), {}
+
+    async def update(self, info: Any) -> None:
+        await self._note("update")
+        self.version = info["version"]
+        if "checksum" in info:
+            self._announced = info["checksum"]
+            return
+        for name, tensor in self._receiver.receive(info):
+            self.held[name] = tensor.clone()
+            self._total.add(name, tensor)
+
+    async def finish_update(self) -> Confirmation:
+        await self._note("finish")
+        wrong = self.failures and self.failures[0] == "checksum" and self.failures.pop(0)
+        self._receiver.sealed(self.version)
+        held = "0" if wrong else self._total.digest()
+        return Confirmation(engine=self.url, boot="b", version=self.version, checksum=held)
 
     async def reset_prefix_cache(self) -> None:
         await self._note("reset")
@@ -46,78 +75,176 @@ class FakeReceiver:
         await self._note("resume")
 
 
-def publisher(folder: Path, *receivers: FakeReceiver) -> Publisher:
-    return Publisher(folder=folder, weights=lambda: WEIGHTS, receivers=lambda: receivers, call=asyncio.run, lane=Lane())
+class Desk:
+    """A publisher over files in `folder`, with its loop, and all that it said."""
+
+    def __init__(self, folder: Path, *receivers: FakeReceiver, delta: bool = False) -> None:
+        self.background = Background("test")
+        self.repeats: list[str] = []
+        self.probed: list[int] = []
+        self.weights = list(WEIGHTS)
+        self.passes = 0
+        self.publisher = Publisher(
+            transport=StoredTransport(name="files", store=Store(folder, torch.float32), delta=delta),
+            weights=self._iterate,
+            dtype=torch.float32,
+            bucket_bytes=BUCKET,
+            receivers=lambda: receivers,
+            submit=self.background.submit,
+            probe=lambda version, engines: self.probed.append(version),
+            on_repeat=self.repeats.append,
+            lane=Lane(),
+        )
+
+    def _iterate(self) -> Iterator[Named]:
+        yield from self.weights
+        self.passes += 1
+
+    def close(self) -> None:
+        self.publisher.close()
+        self.background.close()
 
 
-def test_no_engine_passes_a_stage_before_all_have_reached_it(tmp_path):
+@pytest.fixture
+def desk(tmp_path):
+    made = []
+
+    def make(*receivers: FakeReceiver, delta: bool = False) -> Desk:
+        made.append(Desk(tmp_path / "weights", *receivers, delta=delta))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_no_engine_passes_a_stage_before_all_have_reached_it(desk):
     log: list[str] = []
-    publisher(tmp_path, FakeReceiver("fast", log), FakeReceiver("slow", log)).publish(version=1)
+    made = desk(FakeReceiver("fast", log), FakeReceiver("slow", log))
+    made.publisher.publish(version=1)
     stages = [line.split()[0] for line in log]
-    assert stages == ["pause", "pause", "load", "load", "reset", "reset", "resume", "resume"]
+    assert set(stages[:4]) == {"pause", "start"}
+    assert stages[4:] == ["update"] * 8 + ["finish"] * 2 + ["reset"] * 2 + ["resume"] * 2  # 3 buckets and the checksum
+    assert made.probed == [1]
 
 
-def test_engines_receive_the_very_bits(tmp_path):
+def test_engines_receive_the_very_bits_in_order(desk):
     receiver = FakeReceiver("fast", [])
-    publisher(tmp_path, receiver).publish(version=1)
-    assert checksum(sorted(receiver.held.items())) == checksum(WEIGHTS.items())
+    desk(receiver).publisher.publish(version=1)
+    assert checksum(receiver.held.items()) == checksum(WEIGHTS)
 
 
-def test_nobody_resumes_when_one_engine_confirms_something_else(tmp_path):
+@pytest.mark.parametrize("failure", ["pause", "start", "update", "finish", "checksum"])
+def test_what_goes_wrong_once_is_said_and_repeated(desk, failure):
     log: list[str] = []
+    liar = FakeReceiver("liar", log, failures=[failure])
+    made = desk(FakeReceiver("fast", log), liar)
+    made.publisher.publish(version=1)
+    assert len(made.repeats) == 1
+    assert "liar" in made.repeats[0]
+    assert checksum(liar.held.items()) == checksum(WEIGHTS)
+    first = log.index("resume fast")
+    assert not [line for line in log[:first] if line.startswith("resume")]
+
+
+def test_what_goes_wrong_twice_is_an_error_and_nobody_resumes(desk):
+    log: list[str] = []
+    made = desk(FakeReceiver("fast", log), FakeReceiver("liar", log, failures=["checksum", "checksum"]))
     with pytest.raises(PublicationError, match="engine liar holds version 1 with checksum 0"):
-        publisher(tmp_path, FakeReceiver("fast", log), FakeReceiver("liar", log, confirms="0")).publish(version=1)
+        made.publisher.publish(version=1)
     assert not [line for line in log if line.startswith("resume")]
+    assert not made.probed
 
 
-def test_the_last_publication_is_kept_until_the_next_is_confirmed(tmp_path):
-    receiver = FakeReceiver("fast", [])
-    published = publisher(tmp_path, receiver)
-    published.publish(version=1)
-    published.publish(version=2)
-    assert [path.name for path in tmp_path.iterdir()] == ["00000002.safetensors"]
-    receiver.confirms = "wrong"
-    with pytest.raises(PublicationError):
-        published.publish(version=3)
-    assert "00000002.safetensors" in [path.name for path in tmp_path.iterdir()]
-    published.close()
-    assert not tmp_path.exists()
+def test_other_ranks_are_never_left_in_the_middle_of_the_weights(desk):
+    made = desk(FakeReceiver("dead", [], failures=["update"] * 9))
+    with pytest.raises(PublicationError, match="version 1 could not be published: engine dead failed at update"):
+        made.publisher.publish(version=1)
+    assert made.passes == 2
 
 
-@given(
-    words=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40), place=st.data(), bit=st.integers(0, 31)
-)
-def test_every_flipped_bit_changes_the_checksum(words, place, bit):
-    tensor = torch.tensor(words, dtype=torch.int32)
-    index = place.draw(st.integers(0, len(words) - 1))
-    changed = tensor.clone()
-    changed[index] ^= -(2**31) if bit == 31 else 2**bit
-    assert tensor_sum(tensor) != tensor_sum(changed)
+def test_two_generations_of_files_take_turns_and_go_with_the_publisher(desk, tmp_path):
+    made = desk(FakeReceiver("fast", []))
+    folder = tmp_path / "weights"
+    for version in (1, 2, 3):
+        made.publisher.publish(version=version)
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [f"{turn}-000{number}.safetensors" for turn in ("even", "odd") for number in range(3)]
+    made.publisher.close()
+    assert not folder.exists()
 
 
-def test_swapped_words_names_shapes_and_types_change_the_checksum():
-    base = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    variants = [
-        ("a", base),
-        ("b", base),
-        ("a", base.flip(0)),
-        ("a", base.reshape(2, 2)),
-        ("a", base.to(torch.bfloat16)),
-    ]
-    assert len({checksum([variant]) for variant in variants}) == len(variants)
+def test_with_delta_only_changes_travel_and_a_newcomer_or_a_repeat_gets_everything(desk):
+    receivers = [FakeReceiver("old", [])]
+    made = desk(*receivers, delta=True)
+    made.publisher._receivers = lambda: receivers
+    made.publisher.publish(version=0)
+    whole = made.publisher.bytes
+    changed = WEIGHTS[3][1].clone()
+    changed[1, 1] += 1
+    made.weights[3] = ("t3", changed)
+    made.publisher.publish(version=1)
+    assert made.publisher.bytes < whole / 4
+    receivers.append(FakeReceiver("new", []))
+    made.publisher.publish(version=2)
+    assert made.publisher.bytes == whole
+    receivers[0].failures = ["update"]
+    made.publisher.publish(version=3)
+    assert made.publisher.bytes == whole
+    for receiver in receivers:
+        assert checksum(receiver.held.items()) == checksum(made.weights)
 
 
-def test_weights_of_other_names_or_shapes_are_refused():
-    held = {"a": torch.zeros(2), "b": torch.zeros(2)}
-    with pytest.raises(PublicationError, match="lacks 1 of the engine's tensors, b first"):
-        copy_into(held, [("a", torch.ones(2))])
-    with pytest.raises(PublicationError, match="published a has shape"):
-        copy_into(held, [("a", torch.ones(3))])
-    with pytest.raises(PublicationError, match="no such tensor"):
-        copy_into(held, [("c", torch.ones(2))])
+def test_an_engine_that_lost_the_last_publication_gets_all_of_the_next(desk):
+    receiver = FakeReceiver("restarted", [])
+    made = desk(receiver, delta=True)
+    made.publisher.publish(version=0)
+    receiver._receiver = Receiver()  # a new process behind the old address
+    made.publisher.publish(version=1)
+    assert "changes since version 0 were sent, but this engine holds None" in made.repeats[0]
+    assert checksum(receiver.held.items()) == checksum(WEIGHTS)
 
 
-def test_a_file_is_whole_or_absent(tmp_path):
-    with pytest.raises(PublicationError, match=r"GB are free there"):
-        write_weights(tmp_path, 1, {"a": "not a tensor"})  # type: ignore[dict-item]
-    assert not list(tmp_path.iterdir())
+def test_buckets_leave_when_they_are_full_and_nothing_is_lost():
+    taken = []
+
+    def weights():
+        for number in range(5):
+            taken.append(number)
+            yield f"t{number}", torch.zeros(10 if number != 2 else 100)
+
+    portions = buckets(weights(), dtype=torch.bfloat16, limit=40)
+    first = next(portions)
+    assert [name for name, _ in first.tensors] == ["t0", "t1"]
+    assert taken == [0, 1, 2]  # not all of them: the next ones are not even gathered
+    assert [[name for name, _ in portion.tensors] for portion in portions] == [["t2"], ["t3", "t4"]]
+
+
+class FakeEngine:
+    def __init__(self, logps: list[float]) -> None:
+        self.url = "engine"
+        self.logps = logps
+
+    async def prompt_logps(self, token_ids: Sequence[int]) -> list[float]:
+        return self.logps
+
+
+def probe(own: list[float]) -> Probe:
+    def submit(coroutine: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(asyncio.run(coroutine))
+        return future
+
+    return Probe(token_ids=(1, 2, 3), score=lambda token_ids: own, submit=submit, allowed=0.01)
+
+
+def test_an_engine_that_scores_the_probe_as_the_trainer_does_is_trusted():
+    check = probe([-1.0, -2.0])
+    check(3, [FakeEngine([-1.0, -2.0]), FakeEngine([-1.002, -2.001])])
+    assert check.gap == pytest.approx(0.0015)
+
+
+@pytest.mark.parametrize("logps", [[-1.5, -2.0], [-1.0], [float("nan"), -2.0]])
+def test_an_engine_that_computes_with_other_weights_is_found_out(logps):
+    with pytest.raises(PublicationError, match="engine engine"):
+        probe([-1.0, -2.0])(3, [FakeEngine(logps)])

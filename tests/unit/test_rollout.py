@@ -50,12 +50,20 @@ def test_leave_one_out_compares_each_reward_with_the_mean_of_the_others(rewards)
 
 
 @given(batches=st.lists(rewards, min_size=1, max_size=5), data=st.data())
-def test_whitening_is_over_all_responses_of_the_period_and_blind_to_order(batches, data):
+def test_whitening_is_over_all_tokens_of_the_period_and_blind_to_order(batches, data):
+    lengths = [[data.draw(st.integers(1, 4)) for _ in batch] for batch in batches]
     groups = [
-        dataclasses.replace(make_group(index=index, responses=[[1]] * len(batch)), rewards=tuple(batch))
+        dataclasses.replace(
+            make_group(index=index, responses=[[1] * length for length in lengths[index]]), rewards=tuple(batch)
+        )
         for index, batch in enumerate(batches)
     ]
-    everything = [reward for batch in batches for reward in batch]
+    everything = [
+        reward
+        for batch, counts in zip(batches, lengths, strict=True)
+        for reward, count in zip(batch, counts, strict=True)
+        for _ in range(count)
+    ]
     found = whiten(groups, scale=True)
     mean, deviation = statistics.fmean(everything), statistics.pstdev(everything)
     for group in found:

@@ -141,13 +141,16 @@ def server(running: Server, model_dir: Path) -> Iterator[Server]:
     running.wait_for(running=0, waiting=0)
 
 
+NAMES = [name for name, _ in tiny_model().named_parameters()]
+
+
 def checksum_of(model: PreTrainedModel) -> str:
     return checksum(model.named_parameters())
 
 
 def publish(server: Server, path: Path, *, version: int, announced: str) -> tuple[int, dict[str, Any]]:
     assert server.post("/start_weight_update")[0] == 200
-    info = {"version": version, "path": str(path), "checksum": announced}
+    info = {"version": version, "transport": "files", "path": str(path), "tensors": NAMES, "checksum": announced}
     status, answer = server.post("/update_weights", {"update_info": info})
     assert status == 200, answer
     return server.post("/finish_weight_update")
@@ -363,11 +366,18 @@ def test_a_publication_is_confirmed_and_changes_the_samples(server: Server, tmp_
     assert server.post("/pause?mode=wait")[0] == 200
     assert server.post("/start_weight_update")[0] == 200
     for path in files:
-        info = {"version": 4, "path": str(path), "checksum": checksum_of(other)}
+        info = {
+            "version": 4,
+            "transport": "files",
+            "path": str(path),
+            "tensors": names[:5] if path == files[0] else names[5:],
+        }
         assert server.post("/update_weights", {"update_info": info})[0] == 200
+    whole = checksum((name, tensors[name]) for name in names)
+    assert server.post("/update_weights", {"update_info": {"version": 4, "checksum": whole}})[0] == 200
     assert server.post("/resume")[0] == 409  # not before it is finished
     status, answer = server.post("/finish_weight_update")
-    assert (status, answer["version"], answer["checksum"]) == (200, 4, checksum_of(other))
+    assert (status, answer["version"], answer["checksum"]) == (200, 4, whole)
     assert answer["boot"] == server.state()["boot"]
     assert server.post("/reset_prefix_cache")[0] == 200
     assert server.post("/resume")[0] == 200
@@ -390,7 +400,7 @@ def test_weights_do_not_change_unless_paused(server: Server) -> None:
     assert status == 409
     assert "/pause?mode=wait" in answer["error"]["message"]
     assert server.post("/finish_weight_update")[0] == 409
-    info = {"version": 1, "path": "/nowhere", "checksum": ""}
+    info = {"version": 1, "transport": "files", "path": "/nowhere", "checksum": ""}
     assert server.post("/update_weights", {"update_info": info})[0] == 409
 
 
@@ -427,7 +437,7 @@ def test_a_file_that_cannot_be_read_changes_nothing(
     assert server.post("/pause?mode=wait")[0] == 200
     assert server.post("/start_weight_update")[0] == 200
     name = "nul\0byte" if damage == "not a path" else str(path)
-    info = {"version": 1, "path": name, "checksum": "x"}
+    info = {"version": 1, "transport": "files", "path": name, "tensors": NAMES, "checksum": "x"}
     status, answer = server.post("/update_weights", {"update_info": info})
     assert status == 400, answer
     assert server.post("/finish_weight_update")[0] == 409
@@ -449,7 +459,8 @@ def test_tensors_of_another_model_are_refused(server: Server, tmp_path: Path) ->
         path = tmp_path / f"{kind}.safetensors"
         save_file(held, path)
         assert server.post("/start_weight_update")[0] == 200
-        info = {"version": 3, "path": str(path), "checksum": checksum_of(tiny_model())}
+        info = {"version": 3, "transport": "files", "path": str(path), "checksum": checksum_of(tiny_model())}
+        info["tensors"] = list(held)
         loaded, answer = server.post("/update_weights", {"update_info": info})
         if kind == "missing":
             loaded, answer = server.post("/finish_weight_update")

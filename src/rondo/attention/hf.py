@@ -54,8 +54,11 @@ for _name, (_, _compute) in _PATHS.items():
     AttentionMaskInterface.register(_name, lambda *args, **kwargs: None)
 
 
-def hidden_states(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
-    """The last layer's states [N, C] at the positions that predict a response token."""
+def hidden_states(model: PreTrainedModel, layout: Layout, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The last layer's states [N, C] at the positions that predict a response token.
+
+    `dtype`: what the model computes in, where its parameters do not tell.
+    """
     if model.config._attn_implementation not in _PATHS:
         return native_hidden_states(model, layout)
     make_plan, _ = _PATHS[model.config._attn_implementation]
@@ -64,7 +67,7 @@ def hidden_states(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
         position_ids=layout.positions_T.unsqueeze(0),
         attention_mask=None,
         use_cache=False,
-        rondo_plan=make_plan(layout, model.dtype),
+        rondo_plan=make_plan(layout, dtype or model.dtype),
     )
     states: torch.Tensor = output.last_hidden_state[0]
     return states[layout.source_N]
@@ -77,14 +80,17 @@ def adopt(model: PreTrainedModel, implementation: str | None = None) -> None:
     gives for separate rows by its own attention.
     """
     name = type(model).__name__
-    if kinds := sorted(set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}):
-        raise ModelError(f"{name} has {', '.join(kinds)} layers: shared-prompt attention needs full attention")
+    kinds = getattr(model.config, "layer_types", None)
+    if others := sorted(set(kinds or ()) - {"full_attention"}):
+        raise ModelError(f"{name} has {', '.join(others)} layers: shared-prompt attention needs full attention")
+    if kinds is None and (window := getattr(model.config, "sliding_window", None)):
+        raise ModelError(f"{name} has a sliding window of {window}: shared-prompt attention needs full attention")
     own = model.config._attn_implementation
     if own in _PATHS:  # adopted, and so tried, before
         model.set_attn_implementation(implementation or own)
         return
     truth = _truth(model)
-    model.set_attn_implementation(implementation or (VARLEN if fits(model.device, model.dtype) else SPLIT))
+    model.set_attn_implementation(implementation or _suitable(model.device, model.dtype))
     for layout in (separate_layout([(_PROMPT, _RESPONSES)]), shared_prompt_layout([(_PROMPT, _RESPONSES)])):
         gap = _gap(model, layout, truth)
         if not gap <= _tolerance(model):
@@ -93,6 +99,12 @@ def adopt(model: PreTrainedModel, implementation: str | None = None) -> None:
                 f"{name} cannot be trained on packed rows: its log-probs there are off by {gap:.3g} from its own "
                 "(its attention or its output head does more than transformers' common interface tells)"
             )
+
+
+def suit(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Once adopted: the path for what the model will compute in, whatever its parameters are held in."""
+    if model.config._attn_implementation in (SPLIT, VARLEN):
+        model.set_attn_implementation(_suitable(model.device, dtype))
 
 
 def adopt_or_explain(model: PreTrainedModel) -> str | None:
@@ -111,6 +123,10 @@ def adopt_or_explain(model: PreTrainedModel) -> str | None:
 
 
 _PROMPT, _RESPONSES = [1, 2, 3, 1], [[2, 1, 3], [3, 3], [1]]
+
+
+def _suitable(device: torch.device, dtype: torch.dtype) -> str:
+    return VARLEN if fits(device, dtype) else SPLIT
 
 
 def _tolerance(model: PreTrainedModel) -> float:

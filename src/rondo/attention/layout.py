@@ -12,11 +12,12 @@ Suffixes: T tokens of the row, N response tokens, M responses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 TokenIds = Sequence[int]
+Segments = Sequence[tuple[TokenIds, Sequence[TokenIds]]]  # prompts with their responses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +41,15 @@ class Layout:
     lengths_M: torch.Tensor  # tokens per response
     prompts: tuple[tuple[int, int], ...]  # (start, length) of every prompt
     spans: tuple[Span, ...]  # every response, in order
+    padding: range = range(0)  # tokens that nobody reads: one of the prompts, without responses
 
     @property
     def rows(self) -> tuple[range, ...] | None:
         """Every response stands behind a prompt of its own: the tokens of each such row. None: prompts are shared."""
         if any(span.start != span.prompt + span.prompt_length for span in self.spans):
             return None
-        return tuple(range(span.prompt, span.start + span.length) for span in self.spans)
+        rows = tuple(range(span.prompt, span.start + span.length) for span in self.spans)
+        return (*rows, self.padding) if self.padding else rows
 
     def to(self, device: torch.device | str) -> Layout:
         if self.tokens_T.device == torch.device(device):
@@ -55,32 +58,35 @@ class Layout:
             name: getattr(self, name).to(device)
             for name in ("tokens_T", "positions_T", "source_N", "target_N", "lengths_M")
         }
-        return Layout(**moved, prompts=self.prompts, spans=self.spans)
+        return replace(self, **moved)
 
 
-def shared_prompt_layout(segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]]) -> Layout:
-    """Each (prompt, responses) as one segment, its prompt computed once; all prompts stand at the head of the row."""
+def shared_prompt_layout(segments: Segments, *, multiple: int = 1) -> Layout:
+    """Each (prompt, responses) as one segment, its prompt computed once; all prompts stand at the head of the row, and
+    behind them what pads the row to the multiple."""
     row = _Row()
     starts = [row.prompt(prompt_ids) for prompt_ids, _ in segments]
+    row.pad(sum(len(ids) for _, responses in segments for ids in responses), multiple)
     for start, (prompt_ids, responses) in zip(starts, segments, strict=True):
         row.responses(start, len(prompt_ids), responses)
     return row.layout()
 
 
-def separate_layout(segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]]) -> Layout:
+def separate_layout(segments: Segments, *, multiple: int = 1) -> Layout:
     """Every response behind a prompt of its own: the usual way, for comparison."""
     row = _Row()
     for prompt_ids, responses in segments:
         for response_ids in responses:
             row.responses(row.prompt(prompt_ids), len(prompt_ids), [response_ids])
+    row.pad(0, multiple)
     return row.layout()
 
 
-def auto_layout(segments: Sequence[tuple[TokenIds, Sequence[TokenIds]]]) -> Layout:
+def auto_layout(segments: Segments, *, multiple: int = 1) -> Layout:
     """Whichever costs less: sharing never computes more tokens, but for single responses it saves none and asks for
     more, smaller pieces."""
     shared = any(len(responses) > 1 for _, responses in segments)
-    return shared_prompt_layout(segments) if shared else separate_layout(segments)
+    return (shared_prompt_layout if shared else separate_layout)(segments, multiple=multiple)
 
 
 class _Row:
@@ -93,6 +99,7 @@ class _Row:
         self._target: list[int] = []
         self._prompts: list[tuple[int, int]] = []
         self._spans: list[Span] = []
+        self._padding = range(0)
 
     def prompt(self, ids: TokenIds) -> int:
         """Appends a prompt; where it starts."""
@@ -114,6 +121,13 @@ class _Row:
             self._source.extend(range(start, start + length - 1))
             self._target.extend(ids)
 
+    def pad(self, to_come: int, multiple: int) -> None:
+        """Appends what the row lacks to a multiple, once so many tokens will have come."""
+        lacking = -(len(self._tokens) + to_come) % multiple
+        if lacking:
+            start = self.prompt([0] * lacking)
+            self._padding = range(start, start + lacking)
+
     def layout(self) -> Layout:
         return Layout(
             tokens_T=torch.tensor(self._tokens),
@@ -123,4 +137,5 @@ class _Row:
             lengths_M=torch.tensor([span.length for span in self._spans]),
             prompts=tuple(self._prompts),
             spans=tuple(self._spans),
+            padding=self._padding,
         )

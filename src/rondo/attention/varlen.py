@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -48,13 +48,13 @@ def varlen_plan(layout: Layout) -> VarlenPlan:
     device = layout.tokens_T.device
     prompt_lengths = [length for _, length in layout.prompts]
     response_lengths = [span.length for span in layout.spans]
-    group_lengths = [
-        sum(span.length for span in spans) for _, spans in groupby(layout.spans, key=lambda span: span.prompt)
-    ]
+    group_lengths = dict.fromkeys((start for start, _ in layout.prompts), 0)  # none behind padding
+    for span in layout.spans:
+        group_lengths[span.prompt] += span.length
     return VarlenPlan(
         prompt_tokens=sum(prompt_lengths),
         prompts=_lengths(prompt_lengths, device),
-        groups=_lengths(group_lengths, device),
+        groups=_lengths(list(group_lengths.values()), device),
         responses=_lengths(response_lengths, device),
         rows=_lengths([len(row) for row in layout.rows], device) if layout.rows else None,
     )

@@ -138,11 +138,29 @@ class Config(Section):
                 f"rollout.prompts_per_period = {self.rollout.prompts_per_period}: every update needs a group"
             )
         self._check_groups()
+        self._check_memory()
         if self.engines.cpus and len(self.engines.cpus) != self.engines.count:
             raise ValueError(
                 f"engines.cpus pins {len(self.engines.cpus)} engines but engines.count = {self.engines.count}"
             )
         return self
+
+    def _check_memory(self) -> None:
+        trainer, engines = self.trainer.memory_share, self.engines.memory_share
+        if trainer and engines and trainer + engines > 1:
+            raise ValueError(
+                f"trainer.memory_share = {trainer} and engines.memory_share = {engines} are more than the whole device"
+            )
+        if trainer and not engines and self.engines.backend == "vllm":
+            raise ValueError(
+                f"trainer.memory_share = {trainer} leaves the engine on the same device without a limit: set "
+                "engines.memory_share too"
+            )
+
+    @property
+    def shares_device(self) -> bool:
+        """Trainer and engine are two processes on one accelerator."""
+        return self.trainer.memory_share > 0
 
     def _check_groups(self) -> None:
         rollout, algorithm = self.rollout, self.algorithm
@@ -171,7 +189,8 @@ class Config(Section):
         """On a period's mean |engine - trainer| log-prob gap; infinity where the two sample differently on purpose."""
         if self.rollout.top_p < 1:
             return math.inf
-        return self.journal.max_logp_gap or (1e-3 if self.model.dtype == "float32" else 0.1)
+        narrow = {self.model.dtype, self.trainer.dtype} != {"float32"}
+        return self.journal.max_logp_gap or (0.1 if narrow else 1e-3)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.model_dump(mode="json"), indent=2) + "\n")

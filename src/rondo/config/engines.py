@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rondo.config.section import Positive, Section
 
 
 class EnginesConfig(Section):
-    backend: Literal["embedded"] = Field(default="embedded", description="What generates.")
+    backend: Literal["embedded", "vllm"] = Field(
+        default="embedded", description="What generates: Rondo's own engine, or vLLM."
+    )
     count: Positive = Field(default=1, description="Engines to start.")
     urls: tuple[str, ...] = Field(default=(), description="Engines that already run; then none is started.")
     base_port: int = Field(
@@ -29,3 +31,18 @@ class EnginesConfig(Section):
     threads: int = Field(default=0, ge=0, description="CPU threads each; 0: an equal share of the cores.")
     cpus: tuple[tuple[int, ...], ...] = Field(default=(), description="Pin engine i to cpus[i]; empty: do not pin.")
     device: str = Field(default="auto", description="auto: the accelerator if there is one, else the CPU.")
+    python: str = Field(
+        default="", description="vLLM: an interpreter that has it; empty: this one, else the cached CPU environment."
+    )
+    tensor_parallel: Positive = Field(default=1, description="vLLM: devices that share one engine.")
+    memory_share: float = Field(
+        default=0.0, ge=0, le=1, description="vLLM: share of the device's memory it may use; 0: vLLM's own default."
+    )
+    kv_cache_gib: Positive = Field(default=1, description="vLLM on CPU: memory for keys and values, in GiB.")
+    arguments: tuple[str, ...] = Field(default=(), description="vLLM: further words of its command line, as they are.")
+
+    @model_validator(mode="after")
+    def _embedded_only(self) -> EnginesConfig:
+        if self.backend == "vllm" and self.batch_invariant:
+            raise ValueError('engines.batch_invariant is a mode of engines.backend = "embedded": vLLM has none like it')
+        return self

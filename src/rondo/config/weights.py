@@ -4,14 +4,38 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rondo.config.section import Section
+from rondo.config.section import Positive, Section
 
 
 class WeightsConfig(Section):
-    transport: Literal["auto", "files"] = Field(default="auto", description="How weights travel to the engines.")
+    transport: Literal["auto", "files", "http", "ipc", "nccl"] = Field(
+        default="auto",
+        description="files: shared memory or a shared disk; http: fetched by engines on other hosts; ipc: device "
+        "memory shared on one host (vLLM); nccl: broadcast between devices (vLLM). auto: ipc where trainer and vLLM "
+        "share accelerators of this host, files for other engines here, http for engines elsewhere.",
+    )
     folder: str = Field(
         default="", description="For files; empty: shared memory (/dev/shm), or the run's folder without it."
     )
-    delta: Literal[False] = Field(default=False, description="Send only what changed; not built yet.")
+    host: str = Field(default="127.0.0.1", description="For http and nccl: this machine's address, as engines see it.")
+    delta: bool = Field(
+        default=False, description="For files and http: send only the numbers that changed, losslessly."
+    )
+    bucket_mb: Positive = Field(default=256, description="What travels at once; two of these are held at a time.")
+    probe_gap: float = Field(
+        default=0.0,
+        ge=0,
+        description="Largest mean difference per token between the engines' and the trainer's log-probs of a probe "
+        "text after a publication; 0: by dtype (1e-3 in float32, 5e-2 in bfloat16, 1e-2 in float16).",
+    )
+
+    @model_validator(mode="after")
+    def _for_the_wire(self) -> WeightsConfig:
+        if self.delta and self.transport in ("ipc", "nccl"):
+            raise ValueError(
+                f'weights.delta = true saves bytes on a wire, and weights.transport = "{self.transport}" has none: '
+                "unset one of them"
+            )
+        return self

@@ -1,65 +1,148 @@
-"""An engine over HTTP: the dialect that the embedded engine and vLLM share."""
+"""An engine over HTTP: one client for the embedded engine and for vLLM.
+
+Which of the two a server is, the first call finds out. They speak the same completions; the embedded engine's answers
+carry boot and version themselves, vLLM's get them from its workers: as known before the request was sent, and as read
+after the answer came (decision 0010).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
+from rondo.engines.http import Caller, RefusedError
 from rondo.engines.protocol import EngineState
+from rondo.engines.vllm_control import BROKEN_VERSION, VllmControl
 from rondo.errors import EngineError
 from rondo.types import Answer, Confirmation, Response, Sampling
 
 
 class HttpEngine:
     def __init__(self, url: str, session: aiohttp.ClientSession, *, seconds: float) -> None:
-        self.url = url.rstrip("/")
-        self._session = session
-        self._timeout = aiohttp.ClientTimeout(total=seconds)
+        self._caller = Caller(url, session, seconds=seconds)
+        self.url = self._caller.url
+        self._vllm: VllmControl | None = None
+        self._known = False  # which of the two it is
 
     async def state(self) -> EngineState:
-        body = await self._call("GET", "/rondo/state")
-        return EngineState(**{name: body[name] for name in ("boot", "version", "slots", "max_model_len")})
+        if not self._known:
+            return await self._meet()
+        if self._vllm is not None:
+            return await self._vllm.read()
+        return self._state_of(await self._caller.get("/rondo/state"))
 
     async def generate(self, prompt: Sequence[int], *, n: int, seed: int, sampling: Sampling) -> Answer:
-        body = await self._call(
-            "POST",
-            "/v1/completions",
-            {
-                "prompt": list(prompt),
-                "n": n,
-                "seed": seed,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "max_tokens": sampling.max_tokens,
-                "stop_token_ids": list(sampling.stop_token_ids),
-                "logprobs": 0,
-                "return_token_ids": True,
-                "detokenize": False,
-            },
-        )
+        if not self._known:
+            await self._meet()
+        body: dict[str, Any] = {
+            "prompt": list(prompt),
+            "n": n,
+            "seed": seed,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": -1,
+            "max_tokens": sampling.max_tokens,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        if sampling.ignore_eos:
+            body["ignore_eos"] = True
+        answer = await (self._completion(body) if self._vllm is None else self._vouched(self._vllm, body))
         try:
-            return self._answer(body, n=n, sampling=sampling)
+            return self._answer(answer, n=n, sampling=sampling)
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise EngineError(f"engine {self.url} answered nonsense: {error!r}") from error
 
-    async def pause(self) -> None:
-        await self._call("POST", "/pause?mode=wait")
+    async def prompt_logps(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs (temperature 1) of each token but the first, given those before it. Waits while paused."""
+        if not self._known:
+            await self._meet()
+        body = {"prompt": list(token_ids), "max_tokens": 1, "temperature": 1.0, "seed": 0, "prompt_logprobs": 0}
+        answer = await self._completion(body | {"return_token_ids": True})
+        try:
+            given = answer["choices"][0]["prompt_logprobs"][1:]
+            logps = [float(place[str(token)]["logprob"]) for token, place in zip(token_ids[1:], given, strict=True)]
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise EngineError(f"engine {self.url} answered nonsense: {error!r}") from error
+        return logps
 
-    async def load_weights(self, *, path: str, version: int, checksum: str) -> Confirmation:
-        await self._call("POST", "/start_weight_update", {})
-        update = {"path": path, "version": version, "checksum": checksum}
-        await self._call("POST", "/update_weights", {"update_info": update})
-        body = await self._call("POST", "/finish_weight_update", {})
+    async def pause(self) -> None:
+        await self._caller.post("/pause?mode=wait")
+
+    async def start_update(self) -> None:
+        if not self._known:
+            await self._meet()
+        if self._vllm is not None:
+            await self._vllm.start_update()
+        else:
+            await self._caller.post("/start_weight_update", {})
+
+    async def update(self, info: Mapping[str, Any]) -> None:
+        if self._vllm is not None:
+            await self._vllm.update(info)
+        else:
+            await self._caller.post("/update_weights", {"update_info": dict(info)})
+
+    async def finish_update(self) -> Confirmation:
+        if self._vllm is not None:
+            return await self._vllm.finish_update()
+        body = await self._caller.post("/finish_weight_update", {})
         return Confirmation(engine=self.url, boot=body["boot"], version=int(body["version"]), checksum=body["checksum"])
 
     async def reset_prefix_cache(self) -> None:
-        await self._call("POST", "/reset_prefix_cache")
+        if (await self._caller.post("/reset_prefix_cache")).get("success") is False:
+            raise EngineError(f"engine {self.url} could not drop its cached prefixes: something still runs there")
 
     async def resume(self) -> None:
-        await self._call("POST", "/resume")
+        if self._vllm is not None and (await self._vllm.read()).version == BROKEN_VERSION:
+            raise EngineError(f"engine {self.url} {_BROKEN}")
+        await self._caller.post("/resume")
+
+    async def _meet(self) -> EngineState:
+        """Find out whom we talk to, with all that a first look can find fault with."""
+        try:
+            state = self._state_of(await self._caller.get("/rondo/state"))
+        except RefusedError as error:
+            if error.status not in (401, 404, 405):
+                raise
+            control = VllmControl(self._caller)
+            state = await control.join(await self._vllm_version())
+            self._vllm = control
+        self._known = True
+        return state
+
+    async def _vllm_version(self) -> str:
+        try:
+            return str((await self._caller.get("/version"))["version"])
+        except (RefusedError, KeyError):
+            raise EngineError(f"the server at {self.url} is neither a Rondo engine nor vLLM") from None
+
+    def _state_of(self, body: dict[str, Any]) -> EngineState:
+        try:
+            wanted = {name: body[name] for name in ("boot", "version", "slots", "max_model_len")}
+        except KeyError:
+            raise EngineError(f"the server at {self.url} is neither a Rondo engine nor vLLM") from None
+        return EngineState(**wanted, shape=body.get("shape", {}))
+
+    async def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        # No text is wanted: neither decoded nor, where it cannot be left out, with decoded token names.
+        own = {"detokenize": False} if self._vllm is None else {"return_tokens_as_token_ids": True}
+        return await self._caller.post("/v1/completions", body | own)
+
+    async def _vouched(self, vllm: VllmControl, body: dict[str, Any]) -> dict[str, Any]:
+        """vLLM's answer with the boot and version that its workers held before and after."""
+        before = vllm.state or await vllm.read()
+        if before.version == BROKEN_VERSION:
+            raise EngineError(f"engine {self.url} {_BROKEN}")
+        answer = await self._completion(body)
+        after = await vllm.settled()
+        if after.boot != before.boot:
+            raise EngineError(f"engine {self.url} was restarted while it answered: its responses are void")
+        return answer | {"rondo": {"boot": after.boot, "version": [before.version, after.version]}}
 
     def _answer(self, body: dict[str, Any], *, n: int, sampling: Sampling) -> Answer:
         choices = sorted(body["choices"], key=lambda choice: choice["index"])
@@ -73,17 +156,8 @@ class HttpEngine:
             responses=tuple(_response(choice, sampling) for choice in choices),
         )
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        try:
-            async with self._session.request(method, self.url + path, json=body, timeout=self._timeout) as reply:
-                if reply.status != 200:
-                    raise EngineError(f"engine {self.url} refused {path}: {_reason(await reply.text())}")
-                answer = await reply.json(content_type=None)
-                return answer if isinstance(answer, dict) else {}
-        except TimeoutError:
-            raise EngineError(f"engine {self.url} did not answer {path} within {self._timeout.total:g} s") from None
-        except (aiohttp.ClientError, ValueError) as error:
-            raise EngineError(f"engine {self.url} failed at {path}: {error}") from error
+
+_BROKEN = "holds a failed weight update: no answers until a good one is finished"
 
 
 def _response(choice: dict[str, Any], sampling: Sampling) -> Response:
@@ -96,7 +170,3 @@ def _response(choice: dict[str, Any], sampling: Sampling) -> Response:
     if choice["finish_reason"] not in ("stop", "length"):
         raise ValueError(f"finish_reason {choice['finish_reason']!r}")
     return Response(token_ids=token_ids, logps=logps, stopped=choice["finish_reason"] == "stop")
-
-
-def _reason(text: str) -> str:
-    return " ".join(text.split())[:300]

@@ -10,7 +10,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,7 +39,7 @@ _NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,),
     "echo": (False,),
     "use_beam_search": (False,),
-    "prompt_logprobs": (),
+    "prompt_logprobs": (0,),
     "prompt_embeds": (),
     "truncate_prompt_tokens": (),
     "structured_outputs": (),
@@ -82,6 +82,7 @@ class Call:
     logprobs: bool
     token_ids: bool
     text: bool
+    prompt_logprobs: bool  # of the prompt's own tokens, at temperature 1
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -136,11 +137,14 @@ def parse_call(body: bytes, served: Served) -> Call:
         logprobs=integer(tree, "logprobs", -1, low=0) >= 0,
         token_ids=token_ids,
         text=_flag(tree, "detokenize", True) or not token_ids,
+        prompt_logprobs=integer(tree, "prompt_logprobs", -1, low=0) == 0,
     )
 
 
-def completion(call: Call, result: Result, served: Served) -> dict[str, Any]:
-    """The answer to a call."""
+def completion(
+    call: Call, result: Result, served: Served, prompt_logps: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """The answer to a call; `prompt_logps` where it asked for them, one for each prompt token but the first."""
     if not all(math.isfinite(sum(sample.logps)) for sample in result.samples):
         raise Refusal("a log-prob is not finite: the weights this engine holds are unusable", status=500)
     tokenizer = served.tokenizer() if call.text else None
@@ -151,7 +155,10 @@ def completion(call: Call, result: Result, served: Served) -> dict[str, Any]:
         "object": "text_completion",
         "created": int(time.time()),
         "model": served.model,
-        "choices": [_choice(index, sample, call, tokenizer) for index, sample in enumerate(result.samples)],
+        "choices": [
+            _choice(index, sample, call, tokenizer) | {"prompt_logprobs": _given(call, prompt_logps)}
+            for index, sample in enumerate(result.samples)
+        ],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -196,6 +203,14 @@ def _choice(index: int, sample: Sample, call: Call, tokenizer: Tokenizer | None)
         "finish_reason": sample.finish,
         "stop_reason": stopped_by,
     }
+
+
+def _given(call: Call, prompt_logps: Sequence[float] | None) -> list[dict[str, Any] | None] | None:
+    """As vLLM words it: per prompt token what was asked about it, and nothing for the first."""
+    if prompt_logps is None:
+        return None
+    pairs = zip(call.request.prompt[1:], prompt_logps, strict=True)
+    return [None, *({str(token): {"logprob": logp}} for token, logp in pairs)]
 
 
 def _prompt(tree: dict[str, Any], served: Served) -> tuple[int, ...]:

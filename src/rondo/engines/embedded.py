@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +24,7 @@ from transformers import PreTrainedModel
 
 from rondo.engines.keyvalues import Decode, KeyValues, PromptState
 from rondo.engines.sampling import sample
-from rondo.engines.servable import longest_sequence, make_servable, run_prompts, run_tokens
+from rondo.engines.servable import longest_sequence, make_servable, run_prompts, run_tokens, score_prompt
 from rondo.engines.slots import Finish, Slots
 from rondo.types import Sampling
 
@@ -144,6 +145,11 @@ class EmbeddedEngine:
         if self._unfit:
             self._cache.clear()
             self._unfit = False
+
+    @torch.inference_mode()
+    def prompt_logps(self, prompt: Sequence[int]) -> list[float]:
+        """Log-probs (temperature 1) of each token but the first, given those before it."""
+        return score_prompt(self.model, prompt, self.max_model_len, self._device)
 
     @torch.inference_mode()
     def step(self) -> list[Result]:

@@ -61,6 +61,17 @@ def run_prompts(
     ]
 
 
+def score_prompt(model: PreTrainedModel, prompt: Sequence[int], max_length: int, device: torch.device) -> list[float]:
+    """One pass over one prompt: the log-prob of each of its tokens but the first."""
+    ids_1P = torch.tensor([list(prompt)], device=device)
+    positions_1P = torch.arange(len(prompt), device=device).unsqueeze(0)
+    batch = Prefill(max_length=max_length)
+    logits_PV = model(input_ids=ids_1P, position_ids=positions_1P, use_cache=False, rondo_batch=batch).logits[0]
+    logps_PV = logits_PV[:-1].float().log_softmax(-1)
+    logps: list[float] = logps_PV.gather(-1, ids_1P[0, 1:, None]).squeeze(-1).tolist()
+    return logps
+
+
 def run_tokens(model: PreTrainedModel, ids_R: torch.Tensor, positions_R: torch.Tensor, batch: Decode) -> torch.Tensor:
     """One pass over the newest token of R slots: logits [R, V]."""
     logits: torch.Tensor = model(

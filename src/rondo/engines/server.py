@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
-import os
 import secrets
 import signal
 import socket
@@ -29,6 +27,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rondo.engines.dialect import (
+    Call,
     Refusal,
     Served,
     Tokenizer,
@@ -39,10 +38,13 @@ from rondo.engines.dialect import (
     parse_object,
 )
 from rondo.engines.embedded import EmbeddedEngine
+from rondo.engines.process import announce as tell
+from rondo.engines.process import printable_host
+from rondo.engines.protocol import SHAPE
 from rondo.engines.servable import load_model
-from rondo.engines.updates import Announcement, UnreadableWeightsError
 from rondo.engines.worker import EngineWorker
 from rondo.errors import AddressError, ConfigError, DiedError, EngineError, PublicationError, RondoError
+from rondo.weights.safe import UnreadableWeightsError
 
 _LARGEST_BODY = 64 << 20
 _LAST_WORDS_SECONDS = 1.0  # how long a server whose engine died still says so
@@ -100,6 +102,7 @@ class Endpoints:
                 "running": engine.running,
                 "waiting": engine.waiting,
                 "max_model_len": engine.max_model_len,
+                "shape": {name: getattr(engine.model.config.get_text_config(), name, 0) for name in SHAPE},
                 "batch_invariant": engine.batch_invariant,
                 "paused": engine.paused,
                 "busy_seconds": engine.busy_seconds,
@@ -111,7 +114,17 @@ class Endpoints:
     async def completions(self, http: web.Request) -> web.Response:
         call = parse_call(await http.read(), self._served)
         result = await self._worker.generate(call.request)
-        return web.json_response(completion(call, result, self._served))
+        prompt_logps = None
+        if call.prompt_logprobs:
+            prompt_logps = await self._worker.call(functools.partial(self._prompt_logps, call, result.version))
+        return web.json_response(completion(call, result, self._served, prompt_logps))
+
+    def _prompt_logps(self, call: Call, version: tuple[int, int]) -> list[float]:
+        """In the engine's thread."""
+        engine = self._worker.engine
+        if version != (engine.version, engine.version):
+            raise Refusal("the weights changed meanwhile: ask again", status=409)
+        return engine.prompt_logps(call.request.prompt)
 
     async def pause(self, http: web.Request) -> web.Response:
         mode = http.query.get("mode", "abort")  # vLLM's default
@@ -137,13 +150,11 @@ class Endpoints:
     async def update_weights(self, http: web.Request) -> web.Response:
         info = parse_object(await http.read()).get("update_info")
         if not isinstance(info, dict):
-            raise Refusal("update_info is missing: send version, path and checksum in it")
-        path, checksum = info.get("path"), info.get("checksum")
-        if not isinstance(path, str) or not isinstance(checksum, str) or "version" not in info:
-            raise Refusal("update_info must hold version (an integer), path and checksum (strings)")
-        announced = Announcement(version=integer(info, "version", 0, low=0), checksum=checksum)
-        load = functools.partial(self._worker.updates.load, Path(path), announced)
-        await self._worker.call(load)
+            raise Refusal("update_info is missing: send version with a transport or a checksum in it")
+        if "version" not in info or not isinstance(info.get("checksum", ""), str):
+            raise Refusal("update_info must hold version (an integer), and transport or checksum (strings)")
+        version = integer(info, "version", 0, low=0)
+        await self._worker.call(functools.partial(self._worker.updates.update, info, version=version))
         return web.json_response({"status": "loaded"})
 
     async def finish_weight_update(self, _: web.Request) -> web.Response:
@@ -203,12 +214,12 @@ def serve(
             torch.set_num_threads(threads)
         loaded = load_model(model, dtype=dtype, device=_device(device))
         engine = EmbeddedEngine(loaded, slots=slots, max_model_len=max_model_len, batch_invariant=batch_invariant)
-        url = f"http://{_printable(host)}:{listener.getsockname()[1]}"
+        url = f"http://{printable_host(host)}:{listener.getsockname()[1]}"
         served = describe(engine, model)
 
         def ready() -> None:
             if announce is not None:
-                _announce(announce, url=url, boot=served.boot)
+                tell(announce, url=url, boot=served.boot)
             sys.stdout.write(f"serving {model} at {url} ({slots} slots)\n")
             sys.stdout.flush()
 
@@ -280,13 +291,6 @@ def _tokenizer(model: str) -> Tokenizer | None:
     return tokenizer
 
 
-def _announce(path: Path, *, url: str, boot: str) -> None:
-    """Written aside and renamed: whoever sees the file can read it."""
-    aside = path.with_name(path.name + ".partial")
-    aside.write_text(json.dumps({"url": url, "pid": os.getpid(), "boot": boot}))
-    os.replace(aside, path)
-
-
 def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=1024)
@@ -294,10 +298,6 @@ def _listen(host: str, port: int) -> socket.socket:
         raise AddressError(
             f"cannot listen on {host}:{port} ({error.strerror or error}): choose another port, or 0 for any free one"
         ) from error
-
-
-def _printable(host: str) -> str:
-    return "127.0.0.1" if host in ("", "0.0.0.0") else host
 
 
 def _device(name: str) -> str:

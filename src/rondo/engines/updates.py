@@ -1,36 +1,24 @@
-"""Taking new weights: start, one or more files, finish. A small state machine over the engine's model.
+"""Taking new weights: start, one or more buckets, the checksum of the whole, finish. A small state machine over the
+engine's model.
 
-closed --start--> open --load--> open (weights mixed) --finish--> closed
+closed --start--> open --load--> open (weights mixed) --seal--> open --finish--> closed
 While weights are mixed, and after a finish that failed, the engine's version is BROKEN_VERSION: it answers
 nothing until a good update has been finished.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from rondo.engines.embedded import EmbeddedEngine
 from rondo.errors import PublicationError
-from rondo.weights.checksum import checksum
-from rondo.weights.files import copy_into, read_weights
+from rondo.weights.checksum import Checksum
+from rondo.weights.receive import Receiver
 
 BROKEN_VERSION = -2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Announcement:
-    """What a publisher says about the weights it sends, with every file."""
-
-    version: int
-    checksum: str
-
-
-class UnreadableWeightsError(PublicationError):
-    """The file is missing or damaged; nothing was changed."""
 
 
 class WeightUpdates:
@@ -39,7 +27,10 @@ class WeightUpdates:
     def __init__(self, engine: EmbeddedEngine) -> None:
         self._engine = engine
         self._parameters = dict(engine.model.named_parameters())  # tied ones once
-        self._announced: Announcement | None = None
+        self._receiver = Receiver(device=engine.model.device)
+        self._held = Checksum()
+        self._version: int | None = None
+        self._announced = ""
         self._seen: set[str] = set()
         self.open = False
 
@@ -51,40 +42,53 @@ class WeightUpdates:
                 f"{self._engine.running} requests running): POST /pause?mode=wait first"
             )
         self.open = True
-        self._announced = None
+        self._held, self._version, self._announced = Checksum(), None, ""
         self._seen = set()
+        self._receiver.begin()
 
-    def load(self, path: Path, announced: Announcement) -> None:
+    def update(self, info: Mapping[str, Any], *, version: int) -> None:
+        """A bucket (`transport` says how to get it), or the `checksum` of all of them."""
         if not self.open:
             raise PublicationError("no weight update is open: POST /start_weight_update first")
-        if self._announced not in (None, announced):
-            raise PublicationError(f"this file announces {announced}, an earlier one {self._announced}")
-        tensors = _read(path)
-        self._announced = announced
-        self._engine.version = BROKEN_VERSION
-        known = {name: self._parameters[name] for name in tensors if name in self._parameters}
-        copy_into(known, tensors.items())
-        self._seen |= known.keys()
+        if self._version not in (None, version):
+            raise PublicationError(f"this update announces version {version}, an earlier one {self._version}")
+        self._version = version
+        if "checksum" in info:
+            self._announced = info["checksum"]
+        if "transport" in info:
+            self._load(info)
 
     def finish(self) -> str:
         """Take over the announced version; the checksum of the model's own tensors."""
-        if not self.open or self._announced is None:
+        if not self.open or not self._announced or not self._seen:
             raise PublicationError("no weights were loaded: POST /start_weight_update and /update_weights first")
         self.open = False
         if missing := sorted(self._parameters.keys() - self._seen):
             raise PublicationError(f"the update lacks {len(missing)} of the engine's tensors, {missing[0]} first")
-        held = checksum(self._parameters.items())
-        if held != self._announced.checksum:
+        held = self._held.digest()
+        if held != self._announced:
             raise PublicationError(
-                f"the weights loaded for version {self._announced.version} have checksum {held}, but "
-                f"{self._announced.checksum} was announced"
+                f"the weights loaded for version {self._version} have checksum {held}, but "
+                f"{self._announced} was announced"
             )
-        self._engine.weights_changed(self._announced.version)
+        assert self._version is not None
+        self._receiver.sealed(self._version)
+        self._engine.weights_changed(self._version)
         return held
 
+    def _load(self, info: Mapping[str, Any]) -> None:
+        for name, tensor in self._receiver.receive(info):
+            self._engine.version = BROKEN_VERSION
+            if name not in self._parameters:
+                raise PublicationError(f"published {name} is no tensor that the engine holds")
+            self._held.add(name, _copy_into(self._parameters[name], name, tensor))
+            self._seen.add(name)
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return read_weights(path)
-    except (OSError, SafetensorError) as error:
-        raise UnreadableWeightsError(f"weights cannot be read from {path}: {error}") from error
+
+def _copy_into(target: torch.Tensor, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if target.shape != tensor.shape:
+        raise PublicationError(
+            f"published {name} has shape {tuple(tensor.shape)} but the engine holds shape {tuple(target.shape)}"
+        )
+    with torch.no_grad():
+        return target.copy_(tensor).detach()

@@ -15,7 +15,8 @@ from rondo.config import Config, asset_or_path
 from rondo.engines.pool import EnginePool
 from rondo.errors import ConfigError
 from rondo.launch.build_loader import build_loader
-from rondo.launch.build_trainer import build_trainer, published_weights
+from rondo.launch.build_publisher import build_publisher
+from rondo.launch.build_trainer import build_trainer
 from rondo.launch.find_engines import join_engines, open_session
 from rondo.loop import Run
 from rondo.observe.console import Console
@@ -39,8 +40,6 @@ from rondo.trainer.ensemble import AnyTrainer, Ensemble
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
 from rondo.types import Group, Publication, Sampling
-from rondo.weights.folder import publication_folder
-from rondo.weights.publisher import Publisher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +75,22 @@ def build(
     background = Background("producer")
     scorer = _scorer(config, folder)
     background.call(scorer.start())
-    own = build_trainer(config, lane, ranks=ranks, device=device)  # while the engines start
+    session = background.call(open_session())
+    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
+
+    def engines() -> int:
+        return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+
+    # An engine that measures the memory it may use must not see the trainer take some at the same time.
+    context = engines() if config.shares_device else 0
+    own = build_trainer(  # else while the engines start
+        config, lane, ranks=ranks, device=device, on_fallback=console.warn
+    )
     trainer: AnyTrainer = own
     if isinstance(ranks, Joined):
         trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
     ledger = _ledger(config, folder, ranks, lambda: publisher.confirmed, lambda: trainer.tally.read())
-    session = background.call(open_session())
-    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
-    context = background.call(join_engines(pool, session, queue, config, folder))
+    context = context or engines()
     template = Template(tokenizer=tokenizer, max_new_tokens=config.rollout.max_new_tokens, max_context=context)
     prompts = _prompts(config, config.data.train, template, shuffle=config.data.shuffle)
 
@@ -101,6 +108,8 @@ def build(
             "candidates_unneeded": producer.unneeded,
             "producer_cpu_seconds": background.cpu_seconds(),
             "journal_seconds": ledger.take_seconds(),
+            "publication_bytes": publisher.bytes,
+            "probe_gap": probe.gap,
         },
         decode=decode,
         show=console.show,
@@ -120,11 +129,15 @@ def build(
         on_group=settled,
         on_shortfall=console.warn,
     )
-    publisher = Publisher(
-        folder=publication_folder(config.weights.folder, folder),
-        weights=lambda: published_weights(trainer, config.model.dtype),
-        receivers=lambda: [seat.engine for seat in pool.seats],
-        call=background.call,
+    publisher, probe = build_publisher(
+        config,
+        folder,
+        pool=pool,
+        trainer=trainer,
+        device=own.device,
+        background=background,
+        probe_text=prompts.ahead()(0).token_ids,
+        warn=console.warn,
         lane=lane,
     )
     run = Run(

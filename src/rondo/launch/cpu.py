@@ -16,9 +16,9 @@ WITHOUT_AMX = "AVX512_CORE_FP16"
 PROBE = "import torch; square = torch.ones(64, 64, dtype=torch.bfloat16); square @ square"
 
 
-def environment_for(dtype: str) -> dict[str, str]:
-    """What the children's environment needs, so that this dtype works on this CPU."""
-    if dtype != "bfloat16" or CAP in os.environ:
+def environment_for(*dtypes: str) -> dict[str, str]:
+    """What the children's environment needs, so that these dtypes work on this CPU."""
+    if "bfloat16" not in dtypes or CAP in os.environ:
         return {}
     tried = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False)
     return {CAP: WITHOUT_AMX} if tried.returncode == -signal.SIGILL else {}

@@ -54,3 +54,17 @@ def device_of(name: str, number: int | None = None) -> torch.device:
             f"{torch.accelerator.device_count()}: use fewer ranks on this machine"
         )
     return torch.device(device.type, number)
+
+
+def limit_memory(device: torch.device, share: float) -> None:
+    """Take at most this share of the device's memory (0: any), which must be free: an engine has the rest."""
+    if not share or device.type == "cpu":
+        return
+    module = getattr(torch, device.type)  # not every maker's calls are in torch.accelerator yet
+    free, total = module.mem_get_info(device)
+    if free < share * total:
+        raise ConfigError(
+            f"trainer.memory_share = {share} of {total / 2**30:.0f} GiB are not free on {device}: only "
+            f"{free / 2**30:.0f} GiB are; lower it or engines.memory_share"
+        )
+    module.set_per_process_memory_fraction(share, device)

@@ -18,6 +18,7 @@ from types import FrameType
 
 from rondo import errors
 from rondo.config import Config, asset_or_path
+from rondo.engines.vllm import find_python
 from rondo.errors import ConfigError, DiedError, Interrupted, RondoError, UserError
 from rondo.launch.cpu import environment_for
 from rondo.launch.preflight import check
@@ -25,6 +26,7 @@ from rondo.launch.processes import Child, end_all, rank_environment, write_proce
 from rondo.weights.folder import publication_folder, remove_publication_folder
 
 POLL_SECONDS = 0.05
+PROGRESS_SECONDS = 10.0
 LOST_PEER = 4  # exit code of a trainer rank that ended only because another one had
 BLAME_SECONDS = 2.0  # how long to look for that other one
 
@@ -56,7 +58,7 @@ class LocalLauncher:
     def start(self) -> None:
         """Engines and trainer at once; the trainer waits for the engines' announcements."""
         engines = self._config.engines
-        environment = environment_for(self._config.model.dtype)
+        environment = environment_for(self._config.model.dtype, self._config.trainer.dtype)
         for number in range(0 if engines.urls else engines.count):
             self._engines.append(
                 Child(
@@ -73,6 +75,7 @@ class LocalLauncher:
 
     def watch(self) -> None:
         announced: set[str] = set()
+        progress = Progress(self._config.engines.backend)
         while self._trainers[0].exit_code is None:
             if any(follower.exit_code for follower in self._trainers[1:]):
                 raise self._trainer_died()
@@ -84,6 +87,7 @@ class LocalLauncher:
                     announced.add(engine.role)
                     engine.address = json.loads(path.read_text())["url"]
                     self._write_processes()
+            progress.tell([engine.role for engine in self._engines if engine.role not in announced])
             if self._signals >= 2:
                 raise Interrupted("stopped at once; the last checkpoint is what remains")
             time.sleep(POLL_SECONDS)
@@ -102,7 +106,8 @@ class LocalLauncher:
         end_all(self._trainers[1:])
         end_all(self._engines)
         self._meeting.unlink(missing_ok=True)
-        remove_publication_folder(publication_folder(self._config.weights.folder, self._folder))
+        for parent in {self._config.weights.folder, ""}:
+            remove_publication_folder(publication_folder(parent, self._folder))
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -124,11 +129,17 @@ class LocalLauncher:
     def _engine_arguments(self, number: int) -> list[str]:
         config, engines = self._config, self._config.engines
         arguments = ["serve", "--model", asset_or_path(config.model.path), "--dtype", config.model.dtype]
-        arguments += ["--slots", str(engines.slots), "--device", engines.device]
+        arguments += ["--backend", engines.backend, "--slots", str(engines.slots)]
         arguments += ["--port", str(engines.base_port + number if engines.base_port else 0)]
         arguments += ["--threads", str(engines.threads or share_of_cores(config, config.trainer.ranks))]
         arguments += ["--max-model-len", str(engines.max_model_len)]
         arguments += ["--announce", str(self._folder / "engines" / f"engine-{number}.json")]
+        if engines.backend == "vllm":
+            arguments += ["--python", find_python(engines.python), "--kv-cache-gib", str(engines.kv_cache_gib)]
+            arguments += ["--tensor-parallel", str(engines.tensor_parallel)]
+            arguments += ["--memory-share", str(engines.memory_share)]
+            return arguments + [f"--argument={word}" for word in engines.arguments]
+        arguments += ["--device", engines.device]
         return arguments + (["--batch-invariant"] if engines.batch_invariant else [])
 
     def _write_processes(self) -> None:
@@ -158,6 +169,21 @@ class LocalLauncher:
         self._signals += 1
         for leader in self._trainers[:1]:
             leader.ask_to_end()
+
+
+class Progress:
+    """A line now and then while engines take their time to start."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = {"vllm": "vLLM"}.get(backend, backend)
+        self._began = self._told = time.monotonic()
+
+    def tell(self, loading: list[str]) -> None:
+        now = time.monotonic()
+        if loading and now - self._told >= PROGRESS_SECONDS:
+            self._told = now
+            sys.stdout.write(f"{', '.join(loading)}: {self._backend} loading, {now - self._began:.0f} s\n")
+            sys.stdout.flush()
 
 
 def share_of_cores(config: Config, ranks: int) -> int:

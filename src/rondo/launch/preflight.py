@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from rondo.config import Config, asset_or_path
+from rondo.engines.vllm import check_python, find_python
 from rondo.errors import ConfigError, ModelError
 from rondo.prompts.dataset import read_rows
 from rondo.prompts.template import Template
@@ -20,6 +21,8 @@ def check(config: Config) -> None:
     if config.data.eval:
         read_rows(Path(asset_or_path(config.data.eval)), config.data.prompt)
     check_functions(config.rewards.functions)
+    if config.engines.backend == "vllm" and not config.engines.urls:
+        check_python(find_python(config.engines.python))
     wanted = {*config.trainer.cpus, *(cpu for cpus in config.engines.cpus for cpu in cpus)}
     if missing := wanted - os.sched_getaffinity(0):
         raise ConfigError(f"trainer.cpus or engines.cpus name core {min(missing)}, which this process may not use")

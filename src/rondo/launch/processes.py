@@ -72,7 +72,8 @@ class Child:
         """How it ended, in words, with its own last error line."""
         code = self.exit_code
         how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-        return f"{self.role} (pid {self.pid}) ended with {how}; its log: {self.log}"
+        said = f": {sentence}" if (sentence := self.last_error()) else ""
+        return f"{self.role} (pid {self.pid}) ended with {how}{said}; its log: {self.log}"
 
     def last_error(self) -> str | None:
         """The sentence of a RondoError that the child printed before it left."""

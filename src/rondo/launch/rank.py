@@ -18,7 +18,7 @@ from rondo import errors
 from rondo.config import Config
 from rondo.errors import Interrupted, RondoError
 from rondo.launch.build import Built, build
-from rondo.launch.build_trainer import build_trainer, published_weights
+from rondo.launch.build_trainer import build_trainer, published_weights, saved_state
 from rondo.launch.join import join
 from rondo.launch.local import LOST_PEER, share_of_cores
 from rondo.loop import train
@@ -120,9 +120,7 @@ def _save_model(config: Config, built: Built, folder: Path) -> None:
     aside, path = folder / ".model.partial", folder / "model"
     policy = built.own.model.policy
     weights = published_weights(built.run.trainer, config.model.dtype)
-    of_parameter = {id(parameter): weights[name] for name, parameter in policy.named_parameters()}
-    state = policy.state_dict(keep_vars=True)  # tied tensors under each of their names, buffers as they are
-    policy.save_pretrained(aside, state_dict={name: of_parameter.get(id(held), held) for name, held in state.items()})
+    policy.save_pretrained(aside, state_dict=saved_state(policy, weights))
     described = json.loads((aside / "config.json").read_text())
     (aside / "config.json").write_text(json.dumps(described | {"dtype": config.model.dtype}, indent=2) + "\n")
     built.tokenizer.save_pretrained(aside)

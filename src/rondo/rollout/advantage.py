@@ -37,13 +37,16 @@ def leave_one_out(rewards: Sequence[float]) -> tuple[float, ...]:
 
 
 def whiten(groups: Sequence[Group], *, scale: bool) -> list[Group]:
-    """REINFORCE++: (r - mean) / std over all responses of the period (of the population, as its published code does).
-    The sums are exact (fsum), so the order of the groups does not matter to the last bit."""
+    """REINFORCE++: (r - mean) / std over all tokens of the period, each with its response's reward (of the population,
+    as its published code does). The sums are exact (fsum), so the order of the groups does not matter to the last
+    bit."""
     rewards = [reward for group in groups for reward in group.rewards]
     if not rewards or min(rewards) == max(rewards):
         return [dataclasses.replace(group, advantages=(0.0,) * len(group.rewards)) for group in groups]
-    mean = math.fsum(rewards) / len(rewards)
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)) + EPSILON
+    lengths = [len(response.token_ids) for group in groups for response in group.answer.responses]
+    counted, total = list(zip(rewards, lengths, strict=True)), sum(lengths)
+    mean = math.fsum(reward * length for reward, length in counted) / total
+    deviation = math.sqrt(math.fsum((reward - mean) ** 2 * length for reward, length in counted) / total) + EPSILON
     divisor = deviation if scale else 1.0
     return [
         dataclasses.replace(group, advantages=tuple((reward - mean) / divisor for reward in group.rewards))

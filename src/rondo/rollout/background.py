@@ -1,7 +1,8 @@
 """One background thread with one asyncio loop: where everything that waits on the network lives.
 
-The trainer's thread hands it coroutines: `call` waits for the result, `spawn` does not (and reports a failure to the
-given handler, so that no task dies silently). `close` cancels what is left and joins the thread.
+The trainer's thread hands it coroutines: `call` waits for the result, `submit` lets the caller do so later, `spawn`
+does not (and reports a failure to the given handler, so that no task dies silently). `close` cancels what is left and
+joins the thread.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class Background:
         except BaseException:
             future.cancel()  # an interrupt of the caller must not leave the work running
             raise
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Started; the caller asks for the result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, on_error: Callable[[BaseException], None]) -> Future[T]:
         def ended(future: Future[T]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -59,6 +59,9 @@ class Accounted:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._trainer.weights()
+
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        return self._trainer.score(token_ids)
 
     def write(self, folder: Path) -> None:
         self._trainer.write(folder)

@@ -7,7 +7,7 @@ group for the next order as long as it takes. Orders that gather or sum over ran
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ class AnyTrainer(Protocol):
     def gradient(self) -> Iterator[tuple[str, torch.Tensor]]: ...
     def discard(self) -> None: ...
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+    def score(self, token_ids: Sequence[int]) -> list[float]: ...
     def write(self, folder: Path) -> None: ...
     def read(self, folder: Path, *, steps: int) -> None: ...
     def close(self) -> None: ...
@@ -88,6 +89,10 @@ class Ensemble:
         self._tell("weights")
         yield from self._own.weights()
 
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        self._tell("score", token_ids=list(token_ids))
+        return self._own.score(token_ids)
+
     def write(self, folder: Path) -> None:
         self._tell("write", folder=str(folder))
         self._own.write(folder)
@@ -122,6 +127,8 @@ def follow(trainer: Trainer, ranks: Joined) -> None:
             case "weights":
                 for _ in trainer.weights():
                     pass
+            case "score":
+                trainer.score(order["token_ids"])
             case "write":
                 trainer.write(Path(order["folder"]))
             case "read":

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 PATIENCE = timedelta(days=365)  # a wait for data has no limit of its own
@@ -109,17 +109,28 @@ def make_mesh(device: torch.device, size: int, shard: int) -> DeviceMesh:
     return init_device_mesh(device.type, (size // shard, shard), mesh_dim_names=("replicate", "shard"))
 
 
-def shard_model(root: torch.nn.Module, layers: Sequence[torch.nn.Module], mesh: DeviceMesh) -> None:
+def shard_model(
+    root: torch.nn.Module,
+    layers: Sequence[torch.nn.Module],
+    mesh: DeviceMesh,
+    *,
+    dtype: torch.dtype | None = None,
+    offloaded: bool = False,
+) -> None:
     """FSDP2 over each decoder layer and the rest. Gradients are summed, not averaged, and in float32 at least.
 
-    What is never trained is freed after its forward even at the root: nothing else would, and it would go stale there.
+    Computes in `dtype`, whatever the shards are. What is never trained is freed after its forward even at the root:
+    nothing else would, and it would go stale there.
     """
-    parameter = next(root.parameters())
-    trained = parameter.requires_grad
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.promote_types(parameter.dtype, torch.float32))
+    trained = [parameter.dtype for parameter in root.parameters() if parameter.requires_grad]
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.promote_types(trained[0], torch.float32) if trained else None
+    )
+    pin = torch.accelerator.is_available()
+    home = CPUOffloadPolicy(pin_memory=pin) if offloaded else OffloadPolicy()
     for module in (*layers, root):
         reshard = module is not root or not trained
-        sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=home, reshard_after_forward=reshard)
         assert isinstance(sharded, FSDPModule)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)

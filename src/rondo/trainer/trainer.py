@@ -41,6 +41,8 @@ class TrainerSettings:
     max_grad_norm: float
     exact: bool = False  # sum gradients as integers; every rank then holds the whole model
     hashes: bool = False  # of every step's gradient and weights
+    reduce_once: bool = False  # over the ranks: in the step, not in every backward pass
+    multiple: int = 1  # rows are padded to a multiple of so many tokens
 
 
 class Trainer:
@@ -67,7 +69,7 @@ class Trainer:
         self._learning_rate = learning_rate
         self._settings = settings
         self._lane = lane
-        self._device = device
+        self.device = device
         self._ranks = ranks or Alone()
         named = model.named_parameters()
         self._accumulator: Accumulator = (
@@ -75,6 +77,7 @@ class Trainer:
         )
         # Sharded parameters are gathered in every pass: all ranks run the same number of them.
         self._lockstep = self._ranks.size > 1 and not settings.exact
+        self._unreduced = False  # gradients of this rank alone are held somewhere
         self._begin_update()
 
     def begin_period(self) -> None:
@@ -90,6 +93,9 @@ class Trainer:
         if micro.parts or self._lockstep:
             with self._lane.doing("training"):
                 self._micros.append(micro)
+                if self._lockstep and self._settings.reduce_once:
+                    self.model.reduce_gradients(False)
+                    self._unreduced = True
                 for piece in self._accumulator.pieces(micro):
                     self._backward(piece, self.tally)
                     self._accumulator.collect(piece)
@@ -112,12 +118,13 @@ class Trainer:
             if not torch.isfinite(norm):
                 raise NonFiniteGradientError(self._accusation())
             torch.nn.utils.clip_grads_with_norm_(
-                list(self.model.policy.parameters()), self._settings.max_grad_norm, norm
+                [parameter for _, parameter in self.model.named_parameters()], self._settings.max_grad_norm, norm
             )
             rate = self._learning_rate(self.steps)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
+            self.model.moved()
             self.steps += 1
             if self._settings.hashes:
                 weights = self._hash([parameter for _, parameter in self.model.named_parameters()])
@@ -130,6 +137,10 @@ class Trainer:
 
     def gradients(self) -> list[torch.Tensor]:
         """The raw sums gathered so far, in the order of the parameters; zeros where nothing was run."""
+        if self._unreduced:  # a backward pass that adds nothing takes along what was held back
+            self._unreduced = False
+            self.model.reduce_gradients(True)
+            self._backward(MicroBatch(parts=()), Tally())
         return self._accumulator.total()
 
     def gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -145,8 +156,14 @@ class Trainer:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's tensors, whole, one at a time; every rank must go through all of them."""
-        for name, parameter in self.model.named_parameters():
-            yield name, whole(parameter.detach())
+        return self.model.weights()
+
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of a text's tokens from the second on, under the policy as it is; every rank must score along."""
+        text = [((token_ids[0],), (tuple(token_ids[1:]),))]
+        layout = separate_layout(text, multiple=self._settings.multiple)
+        logps: list[float] = self.model.plain_logps(layout.to(self.device)).float().tolist()
+        return logps
 
     def write(self, folder: Path) -> None:
         """Weights and optimizer; every rank its shards."""
@@ -155,6 +172,7 @@ class Trainer:
     def read(self, folder: Path, *, steps: int) -> None:
         """What any number of ranks wrote after so many steps."""
         read_state(folder, self.model.named_parameters(), self.optimizer)
+        self.model.moved()
         self.steps = steps
 
     def close(self) -> None:
@@ -163,7 +181,7 @@ class Trainer:
     def _begin_update(self) -> None:
         self._micros: list[MicroBatch] = []
         self._final: list[torch.Tensor] | None = None  # the divided gradient, once it is asked for
-        self._loss = torch.zeros((), device=self._device)
+        self._loss = torch.zeros((), device=self.device)
         self._sequences = self._tokens = 0
         self._accumulator.clear()
 
@@ -210,12 +228,12 @@ class Trainer:
 
     def _backward(self, micro: MicroBatch, tally: Tally) -> None:
         if not micro.parts:
-            idle_N = self.model.logps(IDLE_ROW.to(self._device)).policy_N
+            idle_N = self.model.logps(IDLE_ROW.to(self.device)).policy_N
             (idle_N.sum() * 0).backward()  # type: ignore[no-untyped-call]
             return
         layout = self._layout(micro.parts)
         logps = self.model.logps(layout)
-        like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self._device)
+        like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self.device)
         responses = [response for part in micro.parts for response in part.responses]
         engine_N = like([logp for response in responses for logp in response.logps])
         advantages_M = like(self._advantages(micro.parts, logps, layout, tally))
@@ -250,7 +268,7 @@ class Trainer:
         segments = [
             (part.group.prompt.token_ids, [response.token_ids for response in part.responses]) for part in parts
         ]
-        return LAYOUTS[self._settings.attention](segments).to(self._device)
+        return LAYOUTS[self._settings.attention](segments, multiple=self._settings.multiple).to(self.device)
 
     def _measure(
         self,

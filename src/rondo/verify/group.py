@@ -27,7 +27,7 @@ def run_group(plan: Plan, config: Config, *, ranks: int) -> Results:
     (scratch / "results.json").unlink(missing_ok=True)
     meeting = scratch / "rendezvous"
     meeting.unlink(missing_ok=True)
-    environment = environment_for(config.model.dtype)
+    environment = environment_for(config.model.dtype, config.trainer.dtype)
     children = [
         Child(
             f"replay-{rank}",

@@ -10,7 +10,7 @@ a group with another number of ranks starts from these.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -34,11 +34,13 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Prover:
-    def __init__(self, *, plan: Plan, config: Config, trainer: AnyTrainer, own: Trainer, ranks: int) -> None:
+    def __init__(
+        self, *, plan: Plan, config: Config, trainer: AnyTrainer, ranks: int, truth: Callable[[], Trainer]
+    ) -> None:
         self._plan = plan
         self._config = config
         self._trainer = trainer
-        self._own = own  # this rank's
+        self._truth = truth  # the same trainer in float64, on one rank
         self._ranks = ranks
         self._scratch = Path(plan.scratch)
         self._results = Results()
@@ -145,7 +147,7 @@ class Prover:
             if self._plan.trials:
                 variants[f"{self._ranks} ranks, shuffled"] = shuffled(self._config, period, self._ranks, 0)
             for update in range(len(period.updates)):
-                self._restore(number, update)
+                self._restore(self._trainer, number, update)
                 gradient = load_file(self._at("gradient", number, update))
                 for name, micros in variants.items():
                     with self._timed(name):
@@ -160,47 +162,39 @@ class Prover:
 
     def _measure_rounding(self) -> None:
         """The synchronous gradient in float64, micro-batch by micro-batch, by one rank."""
+        truth = self._truth()
         for number in self._plan.checked:
             period = read_period(Path(self._plan.run), number)
             updates = synchronous(self._config, period, self._plan.leading_ranks)
             for update in range(len(period.updates)):
-                self._restore(number, update)
+                self._restore(truth, number, update)
                 given = load_file(self._at("gradient", number, update))
-                self._results.rounding[f"{number}-{update}"] = self._rounding(updates[update], given)
+                self._results.rounding[f"{number}-{update}"] = self._rounding(truth, updates[update], given)
 
-    def _rounding(self, micros: list[MicroBatch], given: Tensors) -> dict[str, Rounding]:
+    def _rounding(self, truth: Trainer, micros: list[MicroBatch], given: Tensors) -> dict[str, Rounding]:
         ranks, budget = self._plan.leading_ranks, self._config.trainer.micro_tokens
-        own, models = self._own, self._own.model
-        unit = max(torch.finfo(tensor.dtype).eps / 2 for tensor in given.values())
-        held = [model for model in (models.policy, models.old, models.reference) if model is not None]
-        dtypes = [next(model.parameters()).dtype for model in held]
-        for model in held:
-            model.double()
-        own.discard()
-        names = [name for name, _ in models.named_parameters()]
+        names = [name for name, _ in truth.model.named_parameters()]
         total = {name: torch.zeros(given[name].shape, dtype=torch.float64) for name in names}
         absolute = {name: torch.zeros_like(tensor) for name, tensor in total.items()}
         for micro in micros:
             for pack in divide(micro, ranks=ranks, budget=budget):
                 if not pack.parts:
                     continue
-                own.discard()
-                own.accumulate(MicroBatch(parts=pack.parts))
-                for name, gradient in zip(total, own.gradients(), strict=True):
+                truth.discard()
+                truth.accumulate(MicroBatch(parts=pack.parts))
+                for name, gradient in zip(names, truth.gradients(), strict=True):
                     total[name] += gradient.cpu()
                     absolute[name] += gradient.cpu().abs()
-        own.discard()
+        truth.discard()
         for micro in micros:
-            own.count(micro)
-        divisor = own.divisor()
-        own.discard()
-        for model, dtype in zip(held, dtypes, strict=True):
-            model.to(dtype)
+            truth.count(micro)
+        divisor = truth.divisor()
+        truth.discard()
         return {
             name: Rounding(
                 error=float((given[name].double() - total[name] / divisor).norm()),
                 absolute=float(absolute[name].norm()) / divisor,
-                unit=unit,
+                unit=torch.finfo(given[name].dtype).eps / 2,
             )
             for name in given
         }
@@ -229,12 +223,12 @@ class Prover:
             )
         )
 
-    def _restore(self, period: int, update: int) -> None:
+    def _restore(self, trainer: AnyTrainer, period: int, update: int) -> None:
         """The weights before this update, and an old policy of those before the period's first."""
-        self._trainer.read(self._at("state", period, 0), steps=0)
-        self._trainer.begin_period()
+        trainer.read(self._at("state", period, 0), steps=0)
+        trainer.begin_period()
         if update:
-            self._trainer.read(self._at("state", period, update), steps=0)
+            trainer.read(self._at("state", period, update), steps=0)
 
     def _at(self, what: str, period: int, update: int) -> Path:
         return self._scratch / f"{what}-{period}-{update}"

@@ -3,8 +3,8 @@
     J = 1/(Σ_i |o_i|) Σ_i Σ_t sg(clip(r_it, 1 - ε_low, 1 + ε_high)) A_i log π(o_it),   A_i as in GRPO
 
 sg stops the gradient: a clipped token keeps its gradient, bounded in weight. The paper sets no lower bound
-(`clip_low = 1`: the ratio is above 0 anyway) and does not print its upper one; the default allows a ratio of 5 (as in
-ScaleRL, arXiv 2510.13786).
+(`clip_low = 1`: the ratio is above 0 anyway) and does not print its upper one; the default allows a ratio of 5, that
+is 1 + `clip_high` (ScaleRL's ε_max, arXiv 2510.13786, bounds the ratio itself; TRL recommends the same 5).
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     J = 1/G Σ_i min(s_i A_i, clip(s_i, 1 - ε_low, 1 + ε_high) A_i)
     s_i = (π(o_i) / π_old(o_i))^(1/|o_i|) = exp(1/|o_i| Σ_t log r_it),   A_i as in GRPO
 
-A response is clipped as a whole. Its value stands at each of its tokens: `normalise = "sequences"` weighs each by
-1/|o_i|, which gives the paper's sum.
+The paper (v2, section 5.1) sets ε to 3e-4 and 4e-4, takes four updates per batch of rollouts (`updates_per_period = 4`;
+with one the ratio is 1 and nothing is clipped) and has no KL. A response is clipped as a whole. Its value stands at
+each of its tokens: `normalise = "sequences"` weighs each by 1/|o_i|, which gives the paper's sum.
 """
 
 from __future__ import annotations

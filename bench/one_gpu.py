@@ -1,0 +1,150 @@
+"""Engine and trainer on one accelerator: the same work synchronous and periodic, side by side in one run.
+
+    python bench/one_gpu.py [--periods 3] [--repetitions 1] [--json PATH] [--set section.key=value ...]
+
+vLLM and the trainer are two processes on one device (configs/one-gpu.toml). A 1.5B model with random weights answers
+random prompts; its vocabulary has so many stop tokens that lengths are geometric, drawn by each sample's seed. The
+learning rate is so small that every period is the same work. T_generate and T_train are read off the synchronous run,
+where the one waits for the other; the share of the possible gain is (T_sync - T_periodic) / min(T_generate, T_train).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+
+import rondo
+
+VOCABULARY = 151_936
+MEAN, LONGEST, PROMPT = 360, 1024, 512
+PROMPTS, GROUP = 64, 8
+SHAPES = {  # hidden, intermediate, layers, heads, key-value heads
+    "tiny": (64, 128, 2, 2, 1),
+    "1.5B": (1536, 8960, 28, 12, 2),
+}
+
+
+def make_work(folder: Path, shape: str, vocabulary: int, longest: int, prompt: int) -> None:
+    hidden, intermediate, layers, heads, kv_heads = SHAPES[shape]
+    config = transformers.Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    with torch.device(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"):
+        model = transformers.Qwen2ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder / "model")
+    del model
+    characters = [chr(0x4E00 + number) for number in range(2000)]
+    tokens = {character: number for number, character in enumerate(["<eos>", *characters])}
+    tokenizer = transformers.Qwen2Tokenizer(
+        vocab=tokens, merges=[], unk_token=None, bos_token=None, eos_token="<eos>", pad_token="<eos>"
+    )
+    tokenizer.save_pretrained(folder / "model")
+    draw = random.Random(0)
+    rows = ["".join(draw.choices(characters, k=prompt)) for _ in range(1024)]
+    (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+
+
+def overrides(folder: Path, arguments: argparse.Namespace) -> list[str]:
+    stops = list(range(0, arguments.vocabulary, MEAN if arguments.shape == "1.5B" else 16))
+    return [
+        f"model.path='{folder}/model'",
+        f"data.train='{folder}/data.jsonl'",
+        "data.shuffle=false",
+        f"rollout.prompts_per_period={arguments.prompts}",
+        f"rollout.group_size={GROUP}",
+        f"rollout.max_new_tokens={arguments.longest}",
+        f"rollout.stop_token_ids={stops}",
+        "trainer.learning_rate=1e-12",
+        f"rewards.functions=['{Path(__file__).resolve().parent}/rewards.py:spread']",
+        f"engines.max_model_len={arguments.prompt + arguments.longest}",
+        *arguments.set,
+    ]
+
+
+def run(folder: Path, name: str, settings: list[str], periods: int, config: Path) -> list[dict[str, float]]:
+    """One run's periods after the first, as seconds per phase."""
+    settings = [*settings, f"schedule.periods={periods + 1}", f"run.folder='{folder}/{name}'"]
+    target = rondo.train(rondo.read_config(config, settings))
+    lines = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()][1:]
+    return [
+        line["trainer_seconds"]
+        | {key: line[key] for key in ("tokens", "logp_gap_mean", "logp_gap_max", "probe_gap", "length_mean")}
+        | {"total": line["seconds"], "generating": line["engine_seconds"][0].get("generating", 0.0)}
+        for line in lines
+    ]
+
+
+def median(lines: list[dict[str, float]], *states: str) -> float:
+    return statistics.median(sum(line.get(state, 0.0) for state in states) for line in lines)
+
+
+def report(results: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+    synchronous, periodic = results["synchronous"], results["periodic"]
+    figures = {
+        "T_generate": median(synchronous, "waiting for first group", "waiting for groups"),
+        "T_train": median(synchronous, "training", "stepping"),
+        "T_sync": median(synchronous, "total"),
+        "T_periodic": median(periodic, "total"),
+        "publication": median(periodic, "publishing"),
+        "response tokens per period": median(periodic, "tokens"),
+    }
+    gain = figures["T_sync"] - figures["T_periodic"]
+    figures["share_of_possible_gain"] = gain / min(figures["T_generate"], figures["T_train"])
+    figures["speedup"] = figures["T_sync"] / figures["T_periodic"]
+    figures["response tokens per second"] = figures["response tokens per period"] / figures["T_periodic"]
+    print()
+    for name, value in figures.items():
+        print(f"{name:<28} {value:12.3f}")
+    print("\nmedians of a period:")
+    states = sorted({state for lines in results.values() for line in lines for state in line})
+    for name, lines in results.items():
+        print(f"{name:<14}" + "  ".join(f"{state} {median(lines, state):.3g}" for state in states))
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--periods", type=int, default=3)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="1.5B")
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--prompt", type=int, default=PROMPT)
+    parser.add_argument("--longest", type=int, default=LONGEST)
+    parser.add_argument("--config", type=Path, default=Path(__file__).resolve().parent.parent / "configs/one-gpu.toml")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results: dict[str, list[dict[str, float]]] = {"synchronous": [], "periodic": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_work(folder, arguments.shape, arguments.vocabulary, arguments.longest, arguments.prompt)
+        for repetition in range(arguments.repetitions):
+            for mode in results:
+                print(f"--- {mode}, repetition {repetition + 1}", flush=True)
+                settings = [*overrides(folder, arguments), f"schedule.mode={mode}"]
+                results[mode] += run(folder, f"run-{mode}-{repetition}", settings, arguments.periods, arguments.config)
+    figures = report(results)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"figures": figures, "periods": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

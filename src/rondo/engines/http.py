@@ -1,0 +1,58 @@
+"""Calls to one server: JSON both ways, every failure an EngineError of one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from rondo.errors import EngineError
+
+
+class RefusedError(EngineError):
+    """The server answered, and not with success."""
+
+    def __init__(self, message: str, *, status: int, reason: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class Caller:
+    def __init__(self, url: str, session: aiohttp.ClientSession, *, seconds: float) -> None:
+        self.url = url.rstrip("/")
+        self._session = session
+        self._timeout = aiohttp.ClientTimeout(total=seconds)
+
+    async def get(self, path: str) -> dict[str, Any]:
+        return await self._call("GET", path, None)
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return await self._call("POST", path, body)
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        try:
+            async with self._session.request(method, self.url + path, json=body, timeout=self._timeout) as reply:
+                text = await reply.text()
+        except TimeoutError:
+            raise EngineError(f"engine {self.url} did not answer {path} within {self._timeout.total:g} s") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise EngineError(f"engine {self.url} failed at {path}: {error}") from error
+        if reply.status != 200:
+            reason = _reason(text)
+            raise RefusedError(f"engine {self.url} refused {path}: {reason}", status=reply.status, reason=reason)
+        try:
+            answer = json.loads(text) if text else {}
+        except ValueError as error:
+            raise EngineError(f"engine {self.url} answered {path} with something that is not JSON: {error}") from None
+        return answer if isinstance(answer, dict) else {}
+
+
+def _reason(text: str) -> str:
+    """The sentence inside an error body of the OpenAI kind, else the text itself."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["error"]["message"]
+    return " ".join(str(text).split())[:300]

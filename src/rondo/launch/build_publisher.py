@@ -1,0 +1,112 @@
+"""Builds a run's publisher: which way the weights go, and what is probed after."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+
+from rondo.config import Config
+from rondo.engines.pool import EnginePool
+from rondo.errors import ConfigError
+from rondo.observe.lane import Lane
+from rondo.rollout.background import Background
+from rondo.trainer.ensemble import AnyTrainer
+from rondo.weights.broadcast import BroadcastTransport
+from rondo.weights.folder import publication_folder
+from rondo.weights.http import WeightServer
+from rondo.weights.ipc import IpcTransport
+from rondo.weights.probe import RANGES, Probe
+from rondo.weights.publisher import Publisher
+from rondo.weights.store import Store
+from rondo.weights.stored import StoredTransport
+from rondo.weights.transport import Transport
+
+PROBE_TOKENS = 64
+
+
+def build_publisher(
+    config: Config,
+    folder: Path,
+    *,
+    pool: EnginePool,
+    trainer: AnyTrainer,
+    device: torch.device,
+    background: Background,
+    probe_text: Sequence[int],
+    warn: Callable[[str], None],
+    lane: Lane,
+) -> tuple[Publisher, Probe]:
+    dtype = getattr(torch, config.model.dtype)
+    probe = Probe(
+        token_ids=[*probe_text, *probe_text][:PROBE_TOKENS],
+        score=trainer.score,
+        submit=background.submit,
+        allowed=config.weights.probe_gap or RANGES[config.model.dtype],
+    )
+    publisher = Publisher(
+        transport=_transport(config, folder, pool, device, background),
+        weights=trainer.weights,
+        dtype=dtype,
+        bucket_bytes=config.weights.bucket_mb << 20,
+        receivers=lambda: [seat.engine for seat in pool.seats],
+        submit=background.submit,
+        probe=probe,
+        on_repeat=warn,
+        lane=lane,
+    )
+    return publisher, probe
+
+
+def _transport(
+    config: Config, folder: Path, pool: EnginePool, device: torch.device, background: Background
+) -> Transport:
+    weights, dtype = config.weights, getattr(torch, config.model.dtype)
+    name: str = weights.transport
+    if name == "auto":
+        name = choose([seat.engine.url for seat in pool.seats], config, device)
+    if name in ("ipc", "nccl") and config.engines.backend == "embedded":
+        raise ConfigError(
+            f'weights.transport = "{name}" needs engines.backend = "vllm": the embedded engine takes files and http'
+        )
+    if name == "ipc":
+        return IpcTransport(dtype=dtype, device=device)
+    if name == "nccl":
+        return BroadcastTransport(dtype=dtype, device=device, host=weights.host, workers=config.engines.tensor_parallel)
+    if name == "files":
+        shared = publication_folder(weights.folder, folder)
+        local = publication_folder("", folder) if weights.delta else shared
+        outbox = None if local == shared else shared
+        return StoredTransport(name=name, store=Store(local, dtype), outbox=outbox, delta=weights.delta)
+    store = Store(publication_folder("", folder), dtype)
+    server = WeightServer(store.folder, host=weights.host)
+    background.call(server.start())
+    return StoredTransport(
+        name=name,
+        store=store,
+        delta=weights.delta,
+        address=server.url,
+        on_close=lambda: background.call(server.close()),
+    )
+
+
+def choose(urls: Sequence[str], config: Config, device: torch.device) -> str:
+    """What `auto` means."""
+    if not all(_is_here(url) for url in urls):
+        return "http"
+    started = not config.engines.urls
+    on_accelerators = device.type != "cpu" and config.engines.device != "cpu"
+    return "ipc" if config.engines.backend == "vllm" and started and on_accelerators else "files"
+
+
+def _is_here(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
