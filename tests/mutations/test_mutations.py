@@ -22,7 +22,6 @@ ROOT = Path(__file__).parent.parent.parent
 
 RUNS = "tests/invariants/test_one_version.py::test_every_trained_response_has_its_periods_version_and_log_probs"
 VERIFY = "tests/invariants/test_verify.py::test_what_each_mode_promises_holds[arrival]"
-VERIFY_UPDATES = "tests/invariants/test_verify.py::test_what_each_mode_promises_holds[updates]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ MUTATIONS = {
     "engines keep their old weights and say that they have the new ones": Mutation(
         file="weights/publisher.py",
         old="        weights = self._weights()\n",
-        new="        kept = self.__dict__.setdefault('_kept', [(name, held.clone()) for name, held in self._weights()])\n"
+        new="        kept = self.__dict__.setdefault('_kept', [(name, w.clone()) for name, w in self._weights()])\n"
         "        weights = iter(kept)\n",
         guards=(RUNS,),
     ),
