@@ -36,7 +36,10 @@ def lines_of(certificate):
         ),
         pytest.param({"algorithm__name": "reinforce++"}, marks=pytest.mark.heavy),
         pytest.param({"trainer__lora": {"rank": 4}, "algorithm__kl": {"coefficient": 0.1}}, marks=pytest.mark.heavy),
-        pytest.param({"trainer__dtype": "bfloat16", "schedule__order": "prompt", "weights__probe_gap": 0.1}, marks=pytest.mark.heavy),
+        pytest.param(
+            {"trainer__dtype": "bfloat16", "schedule__order": "prompt", "weights__probe_gap": 0.1},
+            marks=pytest.mark.heavy,
+        ),
     ],
     ids=["arrival", "prompt", "exact", "updates", "filter", "whole-period", "adapters", "bfloat16"],
 )
