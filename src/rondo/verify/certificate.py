@@ -177,7 +177,8 @@ def _line(checks: Sequence[Check], promised: str, results: Results) -> Line:
     ]
     differing = sum(tensor.differing for tensor, _, _ in found)
     of_bound = max(shares, default=None)
-    holds = {"bits": not differing, "bound": of_bound is not None and of_bound <= 1, "none": True}[promised]
+    within = not differing or (of_bound is not None and of_bound <= 1)
+    holds = {"bits": not differing, "bound": within, "none": True}[promised]
     worst = sorted(found, key=lambda one: -one[0].relative)[:WORST]
     return Line(
         name=checks[0].name,
