@@ -10,8 +10,8 @@ of the same groups in another order and packing is then within
     |v - g| <= gamma(n - 1) S  +  (1 + SPREAD) e        in the 2-norm of each tensor,  S = | sum over i of |g_i| |
 
 of the synchronous one: its own sum's error, its own passes' error (as large as the measured one, times SPREAD for the
-chance of one draw), and the error of the synchronous one itself. A tensor whose true gradient is zero (a key's bias)
-consists of rounding alone; e then is its whole size, and the bound still holds it to that.
+chance of one draw), and the error of the synchronous one itself. Where a tensor's true gradient is zero, all of it is
+rounding; e then is its whole size, and the bound still holds it to that.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def bound(rounding: Rounding, micros: int) -> float:
 
 
 def _ordered(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits as integers that ascend with the number: neighbours differ by one, and both zeros by nothing... but a
-    sign, which is a differing bit: minus zero comes right before zero."""
+    """The bits as integers that ascend with the number: neighbours differ by one, and minus zero comes right before
+    zero, since its sign is a bit that differs."""
     words = tensor.detach().cpu().contiguous().reshape(-1).view(_WORD[tensor.element_size()]).to(torch.int64)
     smallest = -(1 << (8 * tensor.element_size() - 1))
     return torch.where(words < 0, smallest - words - 1, words)
