@@ -77,6 +77,50 @@ def demo(
 
 
 @app.command()
+def verify(
+    target: Annotated[Path, typer.Argument(help="A TOML config to train and then verify, or a recorded run's folder.")],
+    periods: Annotated[int | None, typer.Option(help="How many; of a recorded run all, unless said.")] = None,
+    first: Annotated[int | None, typer.Option(help="The first one, of a recorded run.")] = None,
+    mode: Annotated[
+        str, typer.Option(help="Of a config: arrival, prompt, exact, several with commas, or all; default: its own.")
+    ] = "",
+    order: Annotated[
+        str, typer.Option(help="shuffled: also try arrival orders of chance; recorded: do not.")
+    ] = "shuffled",
+    trials: Annotated[int, typer.Option(help="How many shuffled orders.")] = 1,
+    ranks: Annotated[str, typer.Option(help="Rank counts to try, besides the run's own.")] = "1,2",
+    set_: Set = None,
+    run_dir: RunDir = None,
+) -> None:
+    """Prove that periodic training gave the synchronous result. Exit code 1 where it did not."""
+    from rondo.verify.command import verify as verify_target
+
+    holds = verify_target(
+        target,
+        periods=periods,
+        first=first,
+        modes=mode,
+        trials=trials if order == "shuffled" else 0,
+        ranks=ranks,
+        overrides=list(set_ or []),
+        run_dir=run_dir,
+    )
+    raise typer.Exit(0 if holds else 1)
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="A recorded run's folder.")],
+    period: Annotated[int, typer.Option(help="The period to train again.")],
+    set_: Set = None,
+) -> None:
+    """Train a recorded period again, without engines; with --set, under other settings."""
+    from rondo.verify.replay import replay as replay_period
+
+    replay_period(run, period, list(set_ or []))
+
+
+@app.command()
 def serve(
     model: Annotated[str, typer.Option(help="A folder in Hugging Face format, or a hub name.")],
     backend: Annotated[str, typer.Option(help="embedded or vllm.")] = "embedded",
@@ -158,6 +202,17 @@ def rank(folder: Path, resume: Annotated[bool, typer.Option("--resume")] = False
     from rondo.launch.rank import main as rank_main
 
     raise typer.Exit(rank_main(config, folder, resume=resume))
+
+
+@app.command("replay-rank", hidden=True)
+def replay_rank(folder: Path) -> None:
+    """One rank that trains the plan in FOLDER; started by verify and replay."""
+    from rondo.launch import lifeline
+
+    lifeline.hold()
+    from rondo.verify.worker import main as worker_main
+
+    worker_main(folder)
 
 
 def main() -> None:

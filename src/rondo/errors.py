@@ -11,6 +11,8 @@ RondoError
 │   └── StaleRolloutError     a response of another version than the period's
 ├── PublicationError          an engine did not confirm the weights it was given
 ├── NonFiniteGradientError    a gradient with NaN or infinity, refused before the step
+├── OnPolicyError             a period whose account does not balance: not the synchronous result
+├── JournalError              a journal that is damaged, or that does not hold what is asked of it
 ├── DiedError                 a process or background task that ended early
 └── Interrupted               Ctrl-C or SIGTERM: save and leave
 """
@@ -61,6 +63,14 @@ class PublicationError(RondoError):
 
 
 class NonFiniteGradientError(RondoError):
+    pass
+
+
+class OnPolicyError(RondoError):
+    pass
+
+
+class JournalError(RondoError):
     pass
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rondo.observe.ledger import Ledger
 from rondo.observe.recorder import Recorder
 from rondo.prompts.stream import PromptStream
 from rondo.rollout.evaluation import Evaluation
@@ -28,6 +29,7 @@ class Run:
     loader: Loader
     trainer: AnyTrainer
     publisher: Publisher
+    ledger: Ledger
     evaluation: Evaluation
     recorder: Recorder
     checkpoints: Checkpoints
@@ -47,6 +49,7 @@ def train(run: Run, *, start: int, total: int, prompts_per_period: int) -> None:
             run.trainer.step()  # divide once, clip, one optimizer step
         run.prompts.advance(run.producer.finish())  # past the last prompt that was needed
         run.publisher.publish(version=period + 1)  # returns when every engine confirmed
+        run.ledger.finish(period)  # every group accounted for, or the run stops here
         run.evaluation.evaluate(version=period + 1)
         run.recorder.finish(period)
         run.checkpoints.finish(period)

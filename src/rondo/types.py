@@ -120,3 +120,21 @@ class Confirmation:
     boot: str
     version: int
     checksum: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepHashes:
+    """One optimizer step in a few words: the same for the same bits, whatever the sharding."""
+
+    gradient: str  # of the divided gradient, before clipping
+    weights: str  # of the policy after the step
+    norm: float  # of the gradient, before clipping
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """Weights that every engine confirmed."""
+
+    version: int
+    checksum: str  # of what was published, in the published dtype
+    engines: int

@@ -137,7 +137,7 @@ def assert_same(trainer, expected: list[torch.Tensor], micros: list[MicroBatch],
     trainer._begin_update()
     sums = gradient_after(trainer, micros)
     for (name, _), truth, found in zip(trainer.model.named_parameters(), expected, sums, strict=True):
-        error = (found / trainer._divisor() - truth).norm() / truth.norm().clamp_min(1e-9)
+        error = (found / trainer.divisor() - truth).norm() / truth.norm().clamp_min(1e-9)
         assert error < bound, (name, float(error))  # RMSNorm computes in float32 even in a float64 model
 
 

@@ -77,7 +77,7 @@ def run_period(background, pool, *, groups=4, start=0, **settings):
         settings=ProducerSettings(
             run_seed=0, group_size=2, sampling=SAMPLING, advantages=advantages_of("grpo", scale=True), **settings
         ),
-        on_group=seen.append,
+        on_group=lambda group, kept: seen.append(group),
         on_shortfall=warnings.append,
     )
     producer.begin(0, prompt_at(start), groups=groups)

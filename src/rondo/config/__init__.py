@@ -8,6 +8,7 @@ ships with the package.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from rondo.config.algorithm import AlgorithmConfig
 from rondo.config.engines import EnginesConfig
+from rondo.config.journal import JournalConfig
 from rondo.config.mistakes import first_mistake
 from rondo.config.section import Positive, Section
 from rondo.config.trainer import TrainerConfig
@@ -125,6 +127,7 @@ class Config(Section):
     weights: WeightsConfig = WeightsConfig()
     rewards: RewardsConfig
     eval: EvalConfig = EvalConfig()
+    journal: JournalConfig = JournalConfig()
     launch: LaunchConfig = LaunchConfig()
 
     @model_validator(mode="after")
@@ -181,6 +184,14 @@ class Config(Section):
                 "rollout.group_size = 1 has none"
             )
 
+    @property
+    def logp_gap_limit(self) -> float:
+        """On a period's mean |engine - trainer| log-prob gap; infinity where the two sample differently on purpose."""
+        if self.rollout.top_p < 1:
+            return math.inf
+        narrow = {self.model.dtype, self.trainer.dtype} != {"float32"}
+        return self.journal.max_logp_gap or (0.1 if narrow else 1e-3)
+
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.model_dump(mode="json"), indent=2) + "\n")
 
@@ -206,6 +217,17 @@ def parse_config(tree: dict[str, Any], source: str = "config") -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(f"{source}: {first_mistake(error, Config)}") from None
+
+
+def changed(config: Config, key: str, value: Any) -> Config:
+    """The same config with another value at `section.key`."""
+    tree = config.model_dump(mode="json")
+    *sections, name = key.split(".")
+    inner = tree
+    for section in sections:
+        inner = inner[section]
+    inner[name] = value
+    return parse_config(tree, source=key)
 
 
 def asset_or_path(name: str) -> str:

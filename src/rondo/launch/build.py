@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,32 @@ from transformers import AutoTokenizer, PreTrainedModel
 from rondo.config import Config, asset_or_path
 from rondo.engines.pool import EnginePool
 from rondo.errors import ConfigError
+from rondo.launch.build_loader import build_loader
 from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
 from rondo.launch.find_engines import join_engines, open_session
 from rondo.loop import Run
 from rondo.observe.console import Console
 from rondo.observe.lane import Lane
+from rondo.observe.ledger import Ledger, LedgerSettings, software
 from rondo.observe.recorder import Recorder
 from rondo.prompts.dataset import Dataset, read_rows
 from rondo.prompts.stream import PromptStream
 from rondo.prompts.template import Template
 from rondo.rewards.runner import RewardRunner
-from rondo.rollout.advantage import advantages_of, whiten
+from rondo.rollout.advantage import advantages_of
 from rondo.rollout.background import Background
 from rondo.rollout.evaluation import Evaluation
 from rondo.rollout.filters import FilterSettings
+from rondo.rollout.journal import Journal
 from rondo.rollout.producer import Producer, ProducerSettings
-from rondo.stream.loader import Loader, LoaderSettings
 from rondo.stream.queue import GroupQueue
+from rondo.trainer.accounted import Accounted
 from rondo.trainer.checkpoint import Checkpoints
 from rondo.trainer.ensemble import AnyTrainer, Ensemble
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
-from rondo.types import Group, Sampling
+from rondo.types import Group, Publication, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,7 @@ def build(
     trainer: AnyTrainer = own
     if isinstance(ranks, Joined):
         trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
+    ledger = _ledger(config, folder, ranks, lambda: publisher.confirmed, lambda: trainer.tally.read())
     context = context or engines()
     template = Template(tokenizer=tokenizer, max_new_tokens=config.rollout.max_new_tokens, max_context=context)
     prompts = _prompts(config, config.data.train, template, shuffle=config.data.shuffle)
@@ -104,12 +107,18 @@ def build(
             "reward_failures": scorer.failures,
             "candidates_unneeded": producer.unneeded,
             "producer_cpu_seconds": background.cpu_seconds(),
+            "journal_seconds": ledger.take_seconds(),
             "publication_bytes": publisher.bytes,
             "probe_gap": probe.gap,
         },
         decode=decode,
         show=console.show,
     )
+
+    def settled(group: Group, kept: bool) -> None:
+        ledger.group(group, kept)
+        recorder.saw(group)
+
     producer = Producer(
         background=background,
         pool=pool,
@@ -117,7 +126,7 @@ def build(
         queue=queue,
         decode=decode,
         settings=_producer_settings(config, own.model.policy, tokenizer),
-        on_group=recorder.saw,
+        on_group=settled,
         on_shortfall=console.warn,
     )
     publisher, probe = build_publisher(
@@ -134,9 +143,10 @@ def build(
     run = Run(
         prompts=prompts,
         producer=producer,
-        loader=_loader(config, queue, lane, console, ranks.size if ranks else 1),
-        trainer=trainer,
+        loader=build_loader(config, queue, lane, console.silence, ranks.size if ranks else 1),
+        trainer=Accounted(trainer, ledger),
         publisher=publisher,
+        ledger=ledger,
         evaluation=_evaluation(config, producer, template, lane, recorder),
         recorder=recorder,
         checkpoints=Checkpoints(
@@ -208,29 +218,31 @@ def _eos_ids(policy: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     return tuple(int(token) for token in ids if token is not None)
 
 
-def _loader(config: Config, queue: GroupQueue, lane: Lane, console: Console, ranks: int) -> Loader:
-    algorithm = config.algorithm
-    every_group_counts = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient > 0
-
-    def has_gradient(group: Group) -> bool:
-        return every_group_counts or any(group.advantages)
-
-    return Loader(
-        queue=queue,
-        settings=LoaderSettings(
+def _ledger(
+    config: Config,
+    folder: Path,
+    ranks: Alone | Joined | None,
+    published: Callable[[], Publication | None],
+    measured: Callable[[], dict[str, float]],
+) -> Ledger:
+    header = {
+        "ranks": ranks.size if ranks else 1,
+        "threads": torch.get_num_threads(),
+        "micro_tokens": config.trainer.micro_tokens,
+        "software": software(),
+    }
+    journal = Journal(folder=folder, header=header, keep=config.journal.keep) if config.journal.enabled else None
+    return Ledger(
+        folder=folder,
+        journal=journal,
+        settings=LedgerSettings(
             groups=config.rollout.prompts_per_period,
             updates=config.schedule.updates_per_period,
-            micro_tokens=config.trainer.micro_tokens,
-            synchronous=config.schedule.mode == "synchronous",
-            prompt_order=config.schedule.order == "prompt",
-            filtered=algorithm.filter != "none",
-            ranks=ranks,
+            filtered=config.algorithm.filter != "none",
+            max_logp_gap=config.logp_gap_limit,
         ),
-        has_gradient=has_gradient,
-        lane=lane,
-        on_silence=console.silence,
-        silence_seconds=config.launch.silence_seconds,
-        finish=partial(whiten, scale=algorithm.scale_advantages) if algorithm.name == "reinforce++" else None,
+        published=published,
+        measured=measured,
     )
 
 

@@ -33,8 +33,9 @@ def build_trainer(
     ranks: Alone | Joined | None = None,
     device: torch.device | None = None,
     on_fallback: Callable[[str], None] = lambda sentence: None,
+    dtype: torch.dtype | None = None,
 ) -> Trainer:
-    """One rank's, alone or among others."""
+    """One rank's, alone or among others. `dtype`: of forward and backward, instead of the configured one."""
     ranks, device = ranks or Alone(), device or device_of(config.trainer.device)
     limit_memory(device, config.trainer.memory_share)
     exact = config.trainer.accumulation == "exact"
@@ -58,7 +59,7 @@ def build_trainer(
         temperature=config.rollout.temperature,
         entropy=config.algorithm.entropy_coefficient > 0,
         placement=Placement(
-            dtype=getattr(torch, config.trainer.dtype),
+            dtype=dtype or getattr(torch, config.trainer.dtype),
             mesh=make_mesh(device, ranks.size, config.trainer.shard) if sharded else None,
             offload=config.trainer.offload,
             compiled=config.trainer.compile,
@@ -82,6 +83,7 @@ def build_trainer(
             attention=attention,
             max_grad_norm=config.trainer.max_grad_norm,
             exact=exact,
+            hashes=config.journal.hashes,
             reduce_once=config.trainer.reduce == "step",
             multiple=COMPILED_MULTIPLE if config.trainer.compile else 1,
         ),

@@ -25,6 +25,7 @@ from rondo.loop import train
 from rondo.observe.console import Console
 from rondo.observe.lane import Lane
 from rondo.observe.recorder import forget_from
+from rondo.rollout.journal import forget_periods
 from rondo.stream.queue import GroupQueue
 from rondo.trainer.ensemble import follow
 from rondo.trainer.parallel import Alone, Joined, leave
@@ -85,6 +86,7 @@ def _lead(
         start = progress.period if progress else 0
         run.prompts.dataset.cursor = progress.cursor if progress else 0
         forget_from(folder, start)
+        forget_periods(folder, start)
         console.begin(start, built.own.model.policy.num_parameters(), len(run.prompts.dataset))
         run.recorder.begin()
         _loop(config, built, start)

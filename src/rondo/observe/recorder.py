@@ -106,7 +106,13 @@ class Recorder:
 
 def forget_from(folder: Path, period: int) -> None:
     """Drop the lines of periods that a resumed run will train again, so that every period has one line."""
-    for name, key in (("metrics.jsonl", "period"), ("samples.jsonl", "period"), ("evals.jsonl", "version")):
+    keys = {
+        "metrics.jsonl": "period",
+        "samples.jsonl": "period",
+        "certificate.jsonl": "period",
+        "evals.jsonl": "version",
+    }
+    for name, key in keys.items():
         path = folder / name
         if path.exists():
             kept = [line for line in path.read_text().splitlines() if json.loads(line)[key] < period]

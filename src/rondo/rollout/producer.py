@@ -54,7 +54,7 @@ class Producer:
         queue: GroupQueue,
         decode: Callable[[Sequence[int]], str],
         settings: ProducerSettings,
-        on_group: Callable[[Group], None],
+        on_group: Callable[[Group, bool], None],
         on_shortfall: Callable[[str], None],
     ) -> None:
         self._background = background
@@ -126,8 +126,8 @@ class Producer:
         return selection.used
 
     def _settle(self, group: Group, kept: bool = True) -> None:
-        """The period needed this group: it is seen by whoever watches, and trained if it was kept."""
-        self._on_group(group)
+        """The period needed this group: it is seen by whoever keeps the books, and then trained if it was kept."""
+        self._on_group(group, kept)
         if kept:
             self._queue.put(group)
 

@@ -17,7 +17,7 @@ from rondo.observe.metrics import Tally
 from rondo.stream.scatter import decode, divide, encode
 from rondo.trainer.parallel import Joined
 from rondo.trainer.trainer import Trainer
-from rondo.types import MicroBatch
+from rondo.types import MicroBatch, StepHashes
 
 
 class AnyTrainer(Protocol):
@@ -27,10 +27,14 @@ class AnyTrainer(Protocol):
     def tally(self) -> Tally: ...
     @property
     def steps(self) -> int: ...
+    @property
+    def hashes(self) -> StepHashes | None: ...
 
     def begin_period(self) -> None: ...
     def accumulate(self, micro: MicroBatch) -> None: ...
     def step(self) -> None: ...
+    def gradient(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+    def discard(self) -> None: ...
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]: ...
     def score(self, token_ids: Sequence[int]) -> list[float]: ...
     def write(self, folder: Path) -> None: ...
@@ -42,7 +46,7 @@ class Ensemble:
     def __init__(self, *, own: Trainer, ranks: Joined, micro_tokens: int) -> None:
         self._own = own
         self._ranks = ranks
-        self._micro_tokens = micro_tokens
+        self.micro_tokens = micro_tokens  # budget of one rank's pack
 
     @property
     def tally(self) -> Tally:
@@ -51,6 +55,10 @@ class Ensemble:
     @property
     def steps(self) -> int:
         return self._own.steps
+
+    @property
+    def hashes(self) -> StepHashes | None:
+        return self._own.hashes
 
     def begin_period(self) -> None:
         self._tell("begin_period")
@@ -61,13 +69,21 @@ class Ensemble:
         if not micro.parts:
             self._own.count(micro)
             return
-        mine, *others = divide(micro, ranks=self._ranks.size, budget=self._micro_tokens)
+        mine, *others = divide(micro, ranks=self._ranks.size, budget=self.micro_tokens)
         self._ranks.tell([{"do": "accumulate", "micro": encode(pack)} for pack in others])
         self._own.accumulate(mine)
 
     def step(self) -> None:
         self._tell("step")
         self._own.step()
+
+    def gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
+        self._tell("gradient")
+        yield from self._own.gradient()
+
+    def discard(self) -> None:
+        self._tell("discard")
+        self._own.discard()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         self._tell("weights")
@@ -103,6 +119,11 @@ def follow(trainer: Trainer, ranks: Joined) -> None:
                 trainer.accumulate(decode(order["micro"]))
             case "step":
                 trainer.step()
+            case "gradient":
+                for _ in trainer.gradient():
+                    pass
+            case "discard":
+                trainer.discard()
             case "weights":
                 for _ in trainer.weights():
                     pass

@@ -7,6 +7,7 @@ the same gradient. What it is divided by (tokens, responses, a constant) is coun
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +20,14 @@ from rondo.errors import NonFiniteGradientError
 from rondo.observe.lane import Lane
 from rondo.observe.metrics import Tally
 from rondo.trainer.accumulate import Accumulator, FloatSum, IntegerSum
+from rondo.trainer.fingerprint import fingerprint
 from rondo.trainer.objective.base import Objective, TokenBatch
 from rondo.trainer.objective.kl_reward import RewardKL
 from rondo.trainer.optim import LearningRate
 from rondo.trainer.parallel import Alone, Ranks, own, whole
 from rondo.trainer.state import read_state, write_state
 from rondo.trainer.tri_model import TriLogps, TriModel
-from rondo.types import MicroBatch, Part
+from rondo.types import MicroBatch, Part, StepHashes
 
 LAYOUTS = {"auto": auto_layout, "shared-prompt": shared_prompt_layout, "separate": separate_layout}
 IDLE_ROW = shared_prompt_layout([((0,), [(0,)])])  # what a rank without a pack computes, to take part
@@ -38,6 +40,7 @@ class TrainerSettings:
     attention: str  # auto | shared-prompt | separate
     max_grad_norm: float
     exact: bool = False  # sum gradients as integers; every rank then holds the whole model
+    hashes: bool = False  # of every step's gradient and weights
     reduce_once: bool = False  # over the ranks: in the step, not in every backward pass
     multiple: int = 1  # rows are padded to a multiple of so many tokens
 
@@ -59,6 +62,7 @@ class Trainer:
         self.model = model
         self.optimizer = optimizer
         self.steps = 0  # optimizer steps taken in the whole run
+        self.hashes: StepHashes | None = None  # of the last step
         self.tally = Tally()
         self._objective = objective
         self._reward_kl = reward_kl
@@ -108,9 +112,8 @@ class Trainer:
     def step(self) -> None:
         """Divide once, clip, one optimizer step. A gradient that is not finite stops the run before it."""
         with self._lane.doing("stepping"):
-            self._add_up_counts()
-            gradients = self.gradients()
-            torch._foreach_div_(gradients, float(self._divisor()))
+            gradients = self._divided()
+            hashed = self._hash(gradients)
             norm = whole(torch.nn.utils.get_total_norm(gradients))
             if not torch.isfinite(norm):
                 raise NonFiniteGradientError(self._accusation())
@@ -123,9 +126,12 @@ class Trainer:
             self.optimizer.step()
             self.model.moved()
             self.steps += 1
+            if self._settings.hashes:
+                weights = self._hash([parameter for _, parameter in self.model.named_parameters()])
+                self.hashes = StepHashes(gradient=hashed, weights=weights, norm=float(norm))
             self.tally.mean("gradient_norm", norm, 1)
             self.tally.mean("learning_rate", rate, 1)
-            self.tally.mean("loss", self._loss, self._divisor())
+            self.tally.mean("loss", self._loss, self.divisor())
             self._gather_tally()
             self._begin_update()
 
@@ -136,6 +142,17 @@ class Trainer:
             self.model.reduce_gradients(True)
             self._backward(MicroBatch(parts=()), Tally())
         return self._accumulator.total()
+
+    def gradient(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What `step` will clip and apply, whole, one at a time; every rank must go through all of them. Nothing can be
+        accumulated any more before it or `discard`."""
+        names = [name for name, _ in self.model.named_parameters()]
+        for name, tensor in zip(names, self._divided(), strict=True):
+            yield name, whole(tensor)
+
+    def discard(self) -> None:
+        """Forget what was accumulated since the last step."""
+        self._begin_update()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's tensors, whole, one at a time; every rank must go through all of them."""
@@ -163,9 +180,29 @@ class Trainer:
 
     def _begin_update(self) -> None:
         self._micros: list[MicroBatch] = []
+        self._final: list[torch.Tensor] | None = None  # the divided gradient, once it is asked for
         self._loss = torch.zeros((), device=self.device)
         self._sequences = self._tokens = 0
         self._accumulator.clear()
+
+    def _divided(self) -> list[torch.Tensor]:
+        """The gradient: raw sums over the totals of all ranks."""
+        if self._final is None:
+            self._add_up_counts()
+            self._final = self.gradients()
+            torch._foreach_div_(self._final, float(self.divisor()))
+        return self._final
+
+    def _hash(self, tensors: Sequence[torch.Tensor]) -> str:
+        """Of tensors in the order of the parameters."""
+        if not self._settings.hashes:
+            return ""
+        began = time.perf_counter()
+        names = [name for name, _ in self.model.named_parameters()]
+        found = fingerprint(list(zip(names, tensors, strict=True)), self._ranks)
+        if self._ranks.rank == 0:
+            self.tally.add("hash_seconds", time.perf_counter() - began)
+        return found
 
     def _add_up_counts(self) -> None:
         if self._ranks.size > 1:
@@ -181,7 +218,8 @@ class Trainer:
             for tally in tallies if self._ranks.rank == 0 else ():
                 self.tally.merge(tally)
 
-    def _divisor(self) -> int:
+    def divisor(self) -> int:
+        """Of the gradient: what was counted so far, on this rank until the ranks have added up."""
         if self._settings.normalise == "tokens":
             return max(1, self._tokens)
         if self._settings.normalise == "constant":

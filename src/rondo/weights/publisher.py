@@ -22,7 +22,7 @@ import torch
 
 from rondo.errors import EngineError, PublicationError
 from rondo.observe.lane import Lane
-from rondo.types import Confirmation
+from rondo.types import Confirmation, Publication
 from rondo.weights.bucket import Named, buckets
 from rondo.weights.checksum import Checksum
 from rondo.weights.transport import Transport
@@ -72,6 +72,7 @@ class Publisher:
         self._probe = probe
         self._on_repeat = on_repeat
         self._lane = lane
+        self.confirmed: Publication | None = None  # the last that every engine confirmed
         self.bytes = 0  # of the last publication, on their way to each engine
 
     def publish(self, version: int) -> None:
@@ -104,6 +105,7 @@ class Publisher:
                 )
         self._transport.confirmed()
         self._all(receivers, lambda receiver: receiver.reset_prefix_cache())
+        self.confirmed = Publication(version=version, checksum=announced, engines=len(receivers))
         self._all(receivers, lambda receiver: receiver.resume())
 
     def _send(self, version: int, receivers: Sequence[Receiver]) -> str:

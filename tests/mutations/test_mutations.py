@@ -1,0 +1,166 @@
+"""Does the check check? Each invariant is broken on purpose in a copy of the source; its guards must turn red.
+
+A guard is a test of the suite (green on the source as it is), among them `verify` itself and whole runs, where the
+ledger stops what is off-policy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import rondo
+
+SOURCE = Path(rondo.__file__).parent
+ROOT = Path(__file__).parent.parent.parent
+
+RUNS = "tests/invariants/test_one_version.py::test_every_trained_response_has_its_periods_version_and_log_probs"
+VERIFY = "tests/invariants/test_verify.py::test_what_each_mode_promises_holds[arrival]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    file: str
+    old: str
+    new: str
+    guards: tuple[str, ...]
+
+
+MUTATIONS = {
+    "a response of another version is let in": Mutation(
+        file="engines/pool.py",
+        old="    if answer.version != (version, version):",
+        new="    if False:",
+        guards=("tests/unit/test_pool.py::test_an_answer_of_another_version_is_refused",),
+    ),
+    "the ledger lets another version in": Mutation(
+        file="observe/ledger.py",
+        old="        if group.answer.version != (group.period, group.period):",
+        new="        if False:",
+        guards=("tests/unit/test_ledger.py::test_a_group_of_another_version_is_not_entered",),
+    ),
+    "engines keep their old weights and say that they have the new ones": Mutation(
+        file="weights/publisher.py",
+        old="        weights = self._weights()\n",
+        new="        kept = self.__dict__.setdefault('_kept', [(name, w.clone()) for name, w in self._weights()])\n"
+        "        weights = iter(kept)\n",
+        guards=(RUNS,),
+    ),
+    "a mean of every micro-batch instead of a sum": Mutation(
+        file="trainer/trainer.py",
+        old="        loss = self._objective(batch, tally)\n",
+        new="        loss = self._objective(batch, tally) / len(responses)\n",
+        guards=(VERIFY, "tests/unit/test_trainer.py::test_the_step_applies_the_papers_gradient_whatever_the_packing"),
+    ),
+    "a group is trained twice": Mutation(
+        file="stream/loader.py",
+        old="            yield MicroBatch(parts=pack, skipped=skipped)\n",
+        new="            yield MicroBatch(parts=(*pack, *pack[:1]), skipped=skipped)\n",
+        guards=(RUNS, VERIFY, "tests/unit/test_stream.py::test_every_sample_is_handed_out_exactly_once_in_every_mode"),
+    ),
+    "a group is lost": Mutation(
+        file="stream/loader.py",
+        old="            yield MicroBatch(parts=pack, skipped=skipped)\n",
+        new="            yield MicroBatch(parts=pack[1:], skipped=skipped)\n",
+        guards=(RUNS, VERIFY, "tests/unit/test_stream.py::test_every_sample_is_handed_out_exactly_once_in_every_mode"),
+    ),
+    "responses do not restart at the prompt's end": Mutation(
+        file="attention/layout.py",
+        old="range(prompt_length, prompt_length + length)",
+        new="range(prompt_length + 1, prompt_length + 1 + length)",
+        guards=(
+            "tests/unit/test_attention.py::test_a_packed_row_gives_the_log_probs_and_gradients_of_separate_native_rows",
+        ),
+    ),
+    "a response sees another one": Mutation(
+        file="attention/split.py",
+        old="            prefix=range(span.prompt, span.prompt + span.prompt_length),",
+        new="            prefix=range(span.prompt, span.start),",
+        guards=("tests/unit/test_attention.py::test_split_attention_equals_the_dense_truth_in_value_and_gradient",),
+    ),
+    "the old policy is refreshed by every step": Mutation(
+        file="trainer/trainer.py",
+        old="            self.steps += 1\n",
+        new="            self.steps += 1\n            self.model.begin_period()\n",
+        guards=("tests/unit/test_trainer.py::test_the_old_policy_is_refreshed_at_the_periods_start_and_only_there",),
+    ),
+    "prefix caches outlive a publication": Mutation(
+        file="weights/publisher.py",
+        old="        self._all(receivers, lambda receiver: receiver.reset_prefix_cache())\n",
+        new="",
+        guards=(
+            "tests/unit/test_publisher.py::test_no_engine_passes_a_stage_before_all_have_reached_it",
+            "tests/invariants/test_one_version.py::test_every_publication_resets_the_prefix_cache",
+        ),
+    ),
+    "the filter keeps the first to arrive": Mutation(
+        file="rollout/filters.py",
+        old="            if kept + unresolved >= self.wanted or",
+        new="            if kept >= self.wanted or",
+        guards=(
+            "tests/unit/test_filters.py::test_the_first_that_qualify_in_prompt_order_are_kept_whatever_the_order_of_arrival",
+        ),
+    ),
+    "the gradient is divided by its own rank's count": Mutation(
+        file="trainer/trainer.py",
+        old="            self._sequences, self._tokens, loss = map(sum, zip(*counts, strict=True))\n",
+        new="            loss = sum(count[2] for count in counts)\n",
+        guards=("tests/unit/test_ranks.py",),
+    ),
+    "the synchronous schedule does not wait": Mutation(
+        file="stream/loader.py",
+        old="        if self._settings.synchronous or self._finish is not None:",
+        new="        if self._finish is not None:",
+        guards=("tests/unit/test_stream.py::test_the_synchronous_loader_yields_nothing_before_the_last_group",),
+    ),
+    "a hash that forgets where a number stood": Mutation(
+        file="trainer/fingerprint.py",
+        old="    weights = torch.arange(min(_CHUNK, words.numel()), device=tensor.device) * 2 + 1\n",
+        new="    weights = torch.ones(min(_CHUNK, words.numel()), dtype=torch.int64, device=tensor.device)\n",
+        guards=("tests/unit/test_fingerprint.py::test_swapped_numbers_names_shapes_and_types_change_it",),
+    ),
+}
+
+
+def pytest_of(source: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Tests of this folder on that source."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--show-capture=no", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_invariant_turns_its_guards_red(name, tmp_path):
+    mutation = MUTATIONS[name]
+    shutil.copytree(SOURCE, tmp_path / "rondo", ignore=shutil.ignore_patterns("__pycache__"))
+    victim = tmp_path / "rondo" / mutation.file
+    text = victim.read_text()
+    assert text.count(mutation.old) == 1, f"{mutation.file} no longer holds what this mutation replaces"
+    victim.write_text(text.replace(mutation.old, mutation.new))
+    for guard in mutation.guards:
+        done = pytest_of(tmp_path, "-x", guard)
+        assert done.returncode == 1, f"{guard} did not see it:\n{done.stdout[-3000:]}"
+
+
+@pytest.mark.heavy
+def test_the_guards_are_green_on_the_source_as_it_is():
+    guards = dict.fromkeys(guard for mutation in MUTATIONS.values() for guard in mutation.guards)
+    done = pytest_of(SOURCE.parent, *guards)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_every_mutation_still_finds_what_it_replaces():
+    for name, mutation in MUTATIONS.items():
+        assert (SOURCE / mutation.file).read_text().count(mutation.old) == 1, name

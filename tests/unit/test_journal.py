@@ -1,0 +1,136 @@
+"""What a run wrote down comes back bit for bit; a torn tail is dropped, damage is named."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rondo.errors import JournalError
+from rondo.rollout.journal import (
+    CHECK,
+    FRAME,
+    MAGIC,
+    Journal,
+    RecordedMicro,
+    forget_periods,
+    read_period,
+    recorded_paths,
+    recorded_periods,
+)
+from rondo.rollout.record import pack_group, unpack_group
+from rondo.types import Group, MicroBatch, Part, Response, StepHashes
+from tests.conftest import make_group
+
+HASHES = StepHashes(gradient="a", weights="b", norm=0.1)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def groups(draw) -> Group:
+    ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5)
+    responses = draw(st.lists(ids, min_size=1, max_size=4))
+    group = make_group(period=draw(st.integers(0, 9)), prompt=draw(ids), responses=responses)
+    width = draw(st.sampled_from((32, 64)))
+    logps = [draw(st.lists(st.floats(-50, 0, width=width), min_size=len(r), max_size=len(r))) for r in responses]
+    answers = tuple(
+        Response(token_ids=tuple(r), logps=tuple(values), stopped=draw(st.booleans()))
+        for r, values in zip(responses, logps, strict=True)
+    )
+    scores = tuple(draw(NUMBERS) for _ in responses)
+    return dataclasses.replace(
+        group,
+        seed=draw(st.integers(0, 2**62 - 1)),
+        prompt=dataclasses.replace(
+            group.prompt, text=draw(st.text()), columns={"answer": draw(st.text())}, messages=({"role": "user"},)
+        ),
+        answer=dataclasses.replace(group.answer, responses=answers),
+        rewards=scores,
+        advantages=tuple(draw(NUMBERS) for _ in responses),
+        reward_parts={"a": scores, "b": scores},
+        asked_at=draw(NUMBERS),
+        place=draw(st.none() | st.integers(0, 5)),
+    )
+
+
+@given(group=groups(), kept=st.booleans())
+def test_a_group_comes_back_as_the_same_bits(group, kept):
+    assert unpack_group(pack_group(group, kept)) == (group, kept)
+
+
+def write(folder, *, period=0, count=3, end=True, keep=0):
+    journal = Journal(folder=folder, header={"ranks": 1}, keep=keep)
+    members = [make_group(period=period, index=index) for index in range(count)]
+    for group in members:
+        journal.group(group, kept=group.index != 1)
+    kept = [group for group in members if group.index != 1]
+    journal.micro(MicroBatch(parts=(Part(group=kept[0], first=0, last=1),)))
+    journal.micro(MicroBatch(parts=(Part(group=kept[0], first=1, last=2),), skipped=tuple(kept[1:])))
+    journal.step(HASHES)
+    if end:
+        journal.finish({"groups": 3})
+    journal.close()
+    return members, recorded_paths(folder)[-1]
+
+
+def test_a_period_comes_back_as_it_was_written(tmp_path):
+    members, _ = write(tmp_path, period=4)
+    found = read_period(tmp_path, 4)
+    assert found.complete
+    assert found.end == {"groups": 3}
+    assert (found.groups, found.filtered) == ((members[0], members[2]), (members[1],))
+    assert found.header == {"ranks": 1, "period": 4}
+    (update,) = found.updates
+    assert update.hashes == HASHES
+    assert update.micros[0] == RecordedMicro(parts=((0, 0, 1),), skipped=())
+    rebuilt = update.micros[1].rebuilt({group.index: group for group in members})
+    assert rebuilt == MicroBatch(parts=(Part(group=members[0], first=1, last=2),), skipped=(members[2],))
+
+
+def test_an_interrupted_period_is_what_was_written_before(tmp_path):
+    write(tmp_path, end=False)
+    found = read_period(tmp_path, 0)
+    assert not found.complete
+    assert len(found.updates) == 1
+
+
+def test_a_file_cut_anywhere_is_a_prefix_of_the_records(tmp_path):
+    _, path = write(tmp_path)
+    data = path.read_bytes()
+    sizes = set()
+    for cut in range(len(data)):
+        path.write_bytes(data[:cut])
+        found = read_period(tmp_path, 0)
+        assert not found.complete
+        sizes.add(len(found.groups) + len(found.filtered))
+    assert sizes == {0, 1, 2, 3}
+    path.write_bytes(data[:-20] + bytes(4096))  # what a file system may leave after power loss
+    assert len(read_period(tmp_path, 0).updates) == 1
+
+
+def test_a_changed_byte_before_the_last_record_is_an_error_with_a_name(tmp_path):
+    _, path = write(tmp_path)
+    data = path.read_bytes()
+    last = data.rindex(b'{"groups"') - FRAME.size - CHECK.size
+    for place in range(len(MAGIC), last):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0x40]) + data[place + 1 :])
+        with pytest.raises(JournalError, match="damaged"):
+            read_period(tmp_path, 0)
+
+
+def test_a_period_that_was_not_recorded_is_named(tmp_path):
+    with pytest.raises(JournalError, match="has none"):
+        read_period(tmp_path, 3)
+    write(tmp_path, period=1)
+    with pytest.raises(JournalError, match="no journal of period 3: it holds 1 to 1"):
+        read_period(tmp_path, 3)
+
+
+def test_old_periods_go_and_a_resumed_run_forgets_what_it_trains_again(tmp_path):
+    for period in range(5):
+        write(tmp_path, period=period, keep=3)
+    assert recorded_periods(tmp_path) == [2, 3, 4]
+    forget_periods(tmp_path, 3)
+    assert recorded_periods(tmp_path) == [2]
