@@ -20,8 +20,9 @@ demo: $(READY)  ## train a small model by reinforcement learning while you watch
 test: $(READY)  ## all tests that need neither a GPU nor a heavy install
 	$(BIN)/python -m pytest tests -m 'not heavy'
 
-integration: $(READY)  ## the heavy ones: whole runs of many processes
-	$(BIN)/python -m pytest tests -m heavy
+integration: $(READY)  ## the heavy ones: whole runs of many processes, and vLLM (installed in the cache folder once)
+	-@$(BIN)/python scripts/vllm_environment.py
+	$(BIN)/python -m pytest tests -m heavy -rs
 
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .

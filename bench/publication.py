@@ -11,6 +11,7 @@ bytes. For deltas, real optimizer steps at a learning rate of 1e-6 come in betwe
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import statistics
@@ -143,6 +144,45 @@ async def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession()
 
 
+class Watch:
+    """Seconds inside some calls, and how many there were."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, name: str, began: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def around(self, target: object, *names: str) -> None:
+        for name in names:
+            setattr(target, name, self._timed(name, getattr(target, name)))
+
+    def _timed(self, name, call):
+        async def asynchronous(*words):
+            began = time.perf_counter()
+            try:
+                return await call(*words)
+            finally:
+                self.add(name, began)
+
+        def plain(*words):
+            began = time.perf_counter()
+            try:
+                return call(*words)
+            finally:
+                self.add(name, began)
+
+        return asynchronous if inspect.iscoroutinefunction(call) else plain
+
+    def line(self) -> str:
+        return "  ".join(
+            f"{name} {self.counts[name]}x{1e3 * seconds / self.counts[name]:.1f}"
+            for name, seconds in self.seconds.items()
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=("embedded", "vllm"), default="embedded")
@@ -160,12 +200,16 @@ def main() -> None:
         session = background.call(open_session())
         client = HttpEngine(url, session, seconds=600)
         background.call(client.state())
+        watch = Watch()
+        watch.around(client, "pause", "start_update", "update", "finish_update", "reset_prefix_cache", "resume")
         size = sum(parameter.numel() for parameter in model.parameters()) * DTYPE.itemsize
         copy = plain_copy(size, device)
         print(f"{size / 1e9:.2f} GB; plain copy on {device}: {copy:.4f} s ({size / copy / 1e9:.1f} GB/s)", flush=True)
         try:
             version = 0
             for label, transport in transports(arguments.backend, folder, background, device):
+                watch.seconds, watch.counts = {}, {}
+                watch.around(transport, "offer")
                 publisher = Publisher(
                     transport=transport,
                     weights=lambda: ((name, parameter.detach()) for name, parameter in model.named_parameters()),
@@ -196,6 +240,7 @@ def main() -> None:
                     f"{publisher.bytes / size:9.2%} of the bytes sent",
                     flush=True,
                 )
+                print("    ms per call:", watch.line(), flush=True)
                 publisher.close()
         finally:
             background.call(session.close())

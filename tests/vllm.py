@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rondo.engines.process import descendants, identity, title
 from rondo.engines.vllm import cpu_environment
 
 # Without compilation: it saves half of the start, and nothing here is large.
@@ -50,30 +51,21 @@ class Server:
         self.process.wait(timeout=30)
 
 
-def descendants(pid: int) -> list[int]:
-    """Ids of all processes that `pid` started, and that those did."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found, todo = [], [pid]
-    while todo:
-        todo += children.get(todo[0], [])
-        found += children.get(todo.pop(0), [])
-    return found
-
-
 def named(pids: list[int], name: str) -> int:
     """The one whose command line starts so."""
-    return next(pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_text().startswith(name))
+    return next(pid for pid in pids if title(pid).startswith(name))
 
 
 def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return identity(pid) != ""
+
+
+def shared_memory(pids: list[int]) -> set[str]:
+    """Files in shared memory that these processes have mapped."""
+    found = set()
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            name = line.split(maxsplit=5)[-1]
+            if name.startswith("/dev/shm/") and Path(name).exists():
+                found.add(name)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -43,8 +44,8 @@ def errors(found: list[torch.Tensor], truth: list[torch.Tensor]) -> list[float]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_path_is_as_close_to_the_truth_as_a_dense_mask_in_the_same_precision(seed):
-    for build in (shared_prompt_layout, separate_layout):
-        layout = build(segments(seed)).to(DEVICE)
+    for build, multiple in itertools.product((shared_prompt_layout, separate_layout), (1, 128)):
+        layout = build(segments(seed), multiple=multiple).to(DEVICE)
         total = layout.tokens_T.numel()
         torch.manual_seed(seed)
         shapes = [(1, heads, total, SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]

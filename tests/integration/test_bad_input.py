@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
 
 import pytest
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.integration.harness import BASE, Outcome, rondo
 
@@ -115,6 +117,15 @@ def test_a_taken_port_is_named(tmp_path):
 def test_a_url_without_an_engine_is_named(tmp_path):
     said = sentence(rondo(tmp_path, "engines.urls=['http://127.0.0.1:9']"))
     assert "http://127.0.0.1:9" in said
+
+
+def test_an_engine_that_serves_another_model_is_named(tmp_path, engine, arithmetic):
+    wider = Qwen2Config.from_pretrained(arithmetic, hidden_size=256)
+    Qwen2ForCausalLM(wider).save_pretrained(tmp_path / "wider")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(arithmetic / name, tmp_path / "wider" / name)
+    said = sentence(rondo(tmp_path, f"engines.urls=['{engine}']", f"model.path={tmp_path / 'wider'}"))
+    assert f"engine {engine} serves another model: its hidden_size is 128, but model.path" in said
 
 
 def test_resuming_what_never_ran_is_refused(tmp_path):

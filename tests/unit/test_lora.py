@@ -172,6 +172,12 @@ def test_chosen_layers_alone_are_adapted_and_a_name_that_is_none_is_refused():
         add_adapters(tiny_model(), LoRASettings(rank=2, alpha=2.0, targets=("query",)), keep_old=False)
 
 
+def test_offloading_beside_adapters_is_refused_naming_both_keys():
+    required = {"model": {"path": "m"}, "data": {"train": "d"}, "rewards": {"functions": ["f:f"]}}
+    with pytest.raises(ConfigError, match=r"trainer\.offload = true with trainer\.lora\.rank = 4"):
+        parse_config({**required, "trainer": {"offload": True, "lora": {"rank": 4}}})
+
+
 def test_a_whole_run_learns_on_policy_and_leaves_a_merged_model(tree):
     changes = {"trainer__lora": {"rank": 4}, "trainer__learning_rate": 1e-3, "algorithm__kl": {"coefficient": 0.01}}
     config = tree(**changes, schedule__periods=3, schedule__updates_per_period=2, algorithm__name="dr-grpo")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from rondo.trainer.layers import checkpoint_layers, decoder_layers
 from rondo.trainer.lora import LoRASettings
 from rondo.trainer.precision import WorkingCopy
 from tests.models import tiny_model
@@ -108,6 +109,16 @@ def test_what_is_frozen_exists_once_and_narrow():
         assert (narrow is master) == (not master.requires_grad), name
         assert narrow.dtype == BF16
         assert master.dtype == (torch.float32 if master.requires_grad else BF16)
+
+
+def test_a_policy_that_recomputes_its_activations_does_so_in_its_working_copy():
+    masters = tiny_model()
+    checkpoint_layers(masters)
+    copy, ran = WorkingCopy(masters, BF16), []
+    for layer in decoder_layers(copy.model):
+        layer.register_forward_pre_hook(lambda *_: ran.append(1))
+    copy.model(input_ids=torch.tensor([[1, 2, 3]])).logits.float().sum().backward()
+    assert len(ran) == 2 * len(decoder_layers(copy.model))
 
 
 def test_a_gradient_is_handed_over_and_not_kept_twice():

@@ -111,6 +111,7 @@ JOBS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     "reduced once, replicated": (one_step, {"normalise": "tokens", "reduce_once": True}, 1),
     "offloaded": (two_periods, {"kl": 0.3, "keep_old": True, "entropy": 0.1, "algorithm": "gspo", "offload": True}, 0),
     "reward KL": (two_periods, {"algorithm": "rloo", "reward_kl": REWARD_KL, "keep_old": True}, 0),
+    "cispo": (two_periods, {"algorithm": "cispo", "clip": (1.0, 0.1), "keep_old": True, "normalise": "tokens"}, 0),
     "adapters": (two_periods, {"lora": LORA, "kl": 0.3, "keep_old": True, "entropy": 0.1}, 0),
     "adapters, reduced once": (two_periods, {"lora": LORA, "kl": 0.3, "keep_old": True, "reduce_once": True}, 0),
     "narrow": (one_step, {"dtype": torch.float32, "compute": torch.bfloat16, "kl": 0.3, "keep_old": True}, 0),
@@ -205,6 +206,7 @@ EQUAL = [
     "reduced once, replicated",
     "offloaded",
     "reward KL",
+    "cispo",
     "adapters",
     "adapters, reduced once",
 ]

@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rondo.errors import NonFiniteGradientError
 from rondo.trainer.checkpoint import Checkpoints
@@ -134,6 +136,30 @@ def test_chunked_log_probs_equal_whole_ones_in_value_and_gradient(monkeypatch):
         results.append([logps.detach(), hidden.grad.clone(), head.weight.grad.clone()])
     for whole, chunked in zip(*results, strict=True):
         torch.testing.assert_close(chunked, whole, rtol=1e-12, atol=1e-12)
+
+
+class WidestLogits(TorchDispatchMode):
+    """The most rows that a tensor over the vocabulary ever had."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[-1] == 50:
+                self.rows = max(self.rows, tensor.shape[0])
+        return result
+
+
+def test_no_tensor_of_all_tokens_by_the_vocabulary_exists_in_forward_or_backward(monkeypatch):
+    head = torch.nn.Linear(3, 50)
+    hidden = torch.randn(100, 3, requires_grad=True)
+    for elements, expected in ((350, 7), (1 << 24, 100)):  # the second: the watch sees what it should
+        monkeypatch.setattr("rondo.trainer.logprobs.CHUNK_ELEMENTS", elements)
+        with WidestLogits() as seen:
+            logps = token_logps(head, hidden, torch.randint(50, (100,)), temperature=1.0, vocabulary=50, entropy=True)
+            logps.sum().backward()
+        assert seen.rows == expected
 
 
 def test_a_restored_checkpoint_goes_on_bit_for_bit(tmp_path):

@@ -44,5 +44,7 @@ class EnginesConfig(Section):
     @model_validator(mode="after")
     def _embedded_only(self) -> EnginesConfig:
         if self.backend == "vllm" and self.batch_invariant:
-            raise ValueError('engines.batch_invariant is a mode of engines.backend = "embedded": vLLM has none like it')
+            raise ValueError(
+                'engines.batch_invariant is a mode of engines.backend = "embedded": it is not promised for vLLM'
+            )
         return self

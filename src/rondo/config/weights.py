@@ -28,7 +28,8 @@ class WeightsConfig(Section):
         default=0.0,
         ge=0,
         description="Largest mean difference per token between the engines' and the trainer's log-probs of a probe "
-        "text after a publication; 0: by dtype (1e-3 in float32, 5e-2 in bfloat16, 1e-2 in float16).",
+        "text after a publication; 0: by model.dtype and trainer.dtype (1e-3 in float32, 5e-2 in bfloat16, 1e-2 in "
+        "float16; the larger one).",
     )
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ after the answer came (decision 0010).
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ class HttpEngine:
         self.url = self._caller.url
         self._vllm: VllmControl | None = None
         self._known = False  # which of the two it is
+        self._updating = asyncio.Lock()
 
     async def state(self) -> EngineState:
         if not self._known:
@@ -82,10 +84,12 @@ class HttpEngine:
             await self._caller.post("/start_weight_update", {})
 
     async def update(self, info: Mapping[str, Any]) -> None:
-        if self._vllm is not None:
-            await self._vllm.update(info)
-        else:
-            await self._caller.post("/update_weights", {"update_info": dict(info)})
+        # One after the other, as they were given: two connections could overtake each other.
+        async with self._updating:
+            if self._vllm is not None:
+                await self._vllm.update(info)
+            else:
+                await self._caller.post("/update_weights", {"update_info": dict(info)})
 
     async def finish_update(self) -> Confirmation:
         if self._vllm is not None:

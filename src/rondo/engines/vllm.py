@@ -94,7 +94,7 @@ def find_python(configured: str) -> str:
         return str(cached)
     raise ConfigError(
         f"vLLM is not installed here: set engines.python to an interpreter that has vLLM {OLDEST[0]}.{OLDEST[1]} or "
-        "newer, or (on CPU) run scripts/vllm_environment.py once"
+        "newer, or build the environment for CPU as docs/vllm.md says"
     )
 
 

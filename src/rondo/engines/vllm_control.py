@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +44,7 @@ class VllmControl:
             else:
                 lacks = f"was started without Rondo's worker extension ({error.reason})"
             raise EngineError(f"vLLM at {self._caller.url} {lacks}: {AS_SHOWN}") from None
-        if number[:2] not in {tested[:2] for tested in TESTED}:
+        if number not in TESTED:
             tested = " and ".join(map(_dotted, TESTED))
             note = f"engine {self._caller.url} is vLLM {version}; Rondo is tested with {tested}"
             state = self.state = replace(state, note=note)
@@ -71,10 +71,10 @@ class VllmControl:
     async def settled(self) -> EngineState:
         """A state that was asked for after this call began; those who wait at the same time share one question."""
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(self.read())
+            self._reading = _shared(self.read())
             return await asyncio.shield(self._reading)
         if self._next is None or self._next.done():
-            self._next = asyncio.ensure_future(self._after(self._reading))
+            self._next = _shared(self._after(self._reading))
         return await asyncio.shield(self._next)
 
     async def _after(self, current: asyncio.Task[EngineState]) -> EngineState:
@@ -111,6 +111,13 @@ class VllmControl:
             if "error" in result:
                 raise EngineError(f"engine {self._caller.url} refused {method}: {result['error']}")
         return list(results)
+
+
+def _shared(question: Coroutine[Any, Any, EngineState]) -> asyncio.Task[EngineState]:
+    """A task whose failure is no news when all who waited for it are gone."""
+    task = asyncio.ensure_future(question)
+    task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
+    return task
 
 
 def parse_version(text: str) -> tuple[int, ...]:

@@ -24,11 +24,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rondo.engines.process import SUPERVISOR, announce, identity, printable_host
+from rondo.engines.process import SUPERVISOR, alive, announce, descendants, end_group, identity, printable_host, title
 from rondo.engines.vllm import VllmSettings, check_python, command, environment, packages_folder
 from rondo.errors import AddressError, DiedError
 
 POLL_SECONDS = 0.2
+PARTS = "VLLM::"  # how vLLM titles its processes
 GRACE_SECONDS = 5.0  # below the launcher's own, so that it is not killed while it still waits
 
 
@@ -36,6 +37,7 @@ class VllmServer:
     def __init__(self, line: Sequence[str], variables: Mapping[str, str], *, url: str) -> None:
         self.url = url
         self._told = False
+        self._parts: dict[str, str] = {}
         self._tail: deque[str] = deque(maxlen=200)
         self._process = subprocess.Popen(
             line,
@@ -55,16 +57,19 @@ class VllmServer:
         try:
             if self._wait(self._healthy):
                 ready(self._state())
-                self._wait(lambda: False)
+                self._parts = self._name_parts()
+                self._wait(lambda: self._lost() != "")
+            lost = self._lost()
         finally:
             self.kill()
+        if lost:
+            raise DiedError(f"vLLM's process {lost} ended")
         if not self._told:
             raise DiedError(f"vLLM ended with {_how(self._process.returncode)}{self._last_words()}")
 
     def kill(self) -> None:
         """The server and all that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        end_group(self._process.pid)
         self._process.wait()
 
     def _wait(self, over: Callable[[], bool]) -> bool:
@@ -78,6 +83,17 @@ class VllmServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE_SECONDS)
         return False
+
+    def _name_parts(self) -> dict[str, str]:
+        """vLLM's own processes, by identity: its server can outlive them, and then answers nothing for ever."""
+        named = {identity(pid): title(pid) for pid in descendants(self._process.pid)}
+        return {name: words for name, words in named.items() if name and words.startswith(PARTS)}
+
+    def _lost(self) -> str:
+        """The part that has ended while the server goes on; empty: none."""
+        if self._told or self._process.poll() is not None:
+            return ""
+        return next((words for name, words in self._parts.items() if not alive(name)), "")
 
     def _healthy(self) -> bool:
         try:

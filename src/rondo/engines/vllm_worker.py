@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from rondo.engines.process import SUPERVISOR, alive
+from rondo.engines.process import SUPERVISOR, alive, end_group
 from rondo.engines.protocol import SHAPE
 from rondo.errors import PublicationError
 from rondo.weights.checksum import Checksum
@@ -210,7 +209,7 @@ def _answer(action: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
 def _watch(supervisor: str) -> None:
     while alive(supervisor):
         time.sleep(_WATCH_SECONDS)
-    os.killpg(os.getpgrp(), signal.SIGKILL)  # vLLM was started as a group of its own
+    end_group(os.getpgrp())  # vLLM was started as a group of its own
 
 
 if os.environ.get(SUPERVISOR):  # vLLM imports this module once in each worker process, and calls nothing at start

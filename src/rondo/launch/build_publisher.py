@@ -45,7 +45,7 @@ def build_publisher(
         token_ids=[*probe_text, *probe_text][:PROBE_TOKENS],
         score=trainer.score,
         submit=background.submit,
-        allowed=config.weights.probe_gap or RANGES[config.model.dtype],
+        allowed=config.weights.probe_gap or max(RANGES[config.model.dtype], RANGES[config.trainer.dtype]),
     )
     publisher = Publisher(
         transport=_transport(config, folder, pool, device, background),

@@ -43,7 +43,7 @@ async def join_engines(
         state = pool.seats[-1].state
         if state.note:
             warn(state.note)
-        _check_shape(url, state.shape, shape, config.model.path)
+        check_shape(url, state.shape, shape, config.model.path)
     return min(seat.state.max_model_len for seat in pool.seats)
 
 
@@ -52,7 +52,7 @@ def _shape(config: Config) -> dict[str, int]:
     return {name: getattr(text, name, 0) for name in SHAPE}
 
 
-def _check_shape(url: str, held: Mapping[str, int], wanted: Mapping[str, int], model: str) -> None:
+def check_shape(url: str, held: Mapping[str, int], wanted: Mapping[str, int], model: str) -> None:
     """An engine that serves another model would refuse the first weights; this says it sooner, and why."""
     for name, value in held.items():
         if value and wanted.get(name) and value != wanted[name]:

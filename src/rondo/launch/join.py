@@ -61,10 +61,11 @@ def limit_memory(device: torch.device, share: float) -> None:
     if not share or device.type == "cpu":
         return
     module = getattr(torch, device.type)  # not every maker's calls are in torch.accelerator yet
-    free, total = module.mem_get_info(device)
+    number = torch.accelerator.current_device_index() if device.index is None else device.index
+    free, total = module.mem_get_info(number)
     if free < share * total:
         raise ConfigError(
             f"trainer.memory_share = {share} of {total / 2**30:.0f} GiB are not free on {device}: only "
             f"{free / 2**30:.0f} GiB are; lower it or engines.memory_share"
         )
-    module.set_per_process_memory_fraction(share, device)
+    module.set_per_process_memory_fraction(share, number)

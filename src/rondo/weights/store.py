@@ -12,6 +12,7 @@ import mmap
 import os
 import shutil
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Store:
         self.folder = folder
         self._dtype = dtype
         self._mapped: dict[Path, tuple[bytes, Stored]] = {}
+        self._staging = torch.empty(0, dtype=dtype)
         self._flush = SHARED_MEMORY not in folder.parents
         make_publication_folder(folder)
 
@@ -43,7 +45,7 @@ class Store:
         """The bucket in the published dtype, in the file of this version's generation."""
         stored = self._open(bucket, version)
         with torch.no_grad():
-            for (_, target), (_, source) in zip(stored.tensors, bucket.tensors, strict=True):
+            for (_, target), (_, source) in zip(stored.tensors, self._here(bucket), strict=True):
                 target.copy_(source)  # casts and writes in one pass
         if self._flush:
             _sync(stored.path)
@@ -57,6 +59,22 @@ class Store:
     def close(self) -> None:
         self._mapped.clear()
         remove_publication_folder(self.folder)
+
+    def _here(self, bucket: Bucket) -> Sequence[Named]:
+        """The bucket on the host: a device's by way of page-locked memory, which it can write at full speed."""
+        device = bucket.tensors[0][1].device
+        if device.type == "cpu":
+            return bucket.tensors
+        count = sum(tensor.numel() for _, tensor in bucket.tensors)
+        if self._staging.numel() < count:
+            self._staging = torch.empty(count, dtype=self._dtype, pin_memory=True)
+        views, offset = [], 0
+        for name, tensor in bucket.tensors:
+            view = self._staging[offset : offset + tensor.numel()].view(tensor.shape)
+            views.append((name, view.copy_(tensor, non_blocking=True)))
+            offset += tensor.numel()
+        torch.accelerator.current_stream(device).synchronize()
+        return views
 
     def _path(self, bucket: Bucket, version: int) -> Path:
         return self.folder / f"{'even' if version % 2 == 0 else 'odd'}-{bucket.number:04d}.safetensors"
