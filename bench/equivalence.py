@@ -1,6 +1,7 @@
 """Do periodic and synchronous runs learn alike? The arithmetic task, several seeds each, and how long both take.
 
-    python bench/equivalence.py [--seeds 5] [--periods 40] [--reward 0.8] [--out docs/equivalence.svg] [--json PATH]
+    python bench/equivalence.py [--seeds 5] [--periods 30] [--reward 0.8] [--out docs/equivalence.svg] [--json PATH]
+    python bench/equivalence.py --read PATH --out docs/equivalence.svg       # from what --json left
 
 Runs alternate between the schedules, so that a noisy machine disturbs both. Seeds are the same for both, but the
 engine is not batch-invariant: samples differ here and there, as they would between two synchronous runs.
@@ -132,13 +133,16 @@ def plot(curves: dict[str, list[dict[str, list[float]]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--periods", type=int, default=40)
+    parser.add_argument("--periods", type=int, default=30)
     parser.add_argument("--reward", type=float, default=0.8)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--read", type=Path, default=None)
     options = parser.parse_args()
     curves: dict[str, list[dict[str, list[float]]]] = {mode: [] for mode in COLOURS}
-    for seed in range(options.seeds):
+    if options.read:
+        curves = json.loads(options.read.read_text())
+    for seed in range(0 if options.read else options.seeds):
         for mode in COLOURS:
             curves[mode].append(run(mode, seed, options.periods))
             if options.json:
