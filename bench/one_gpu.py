@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
+import string
 import tempfile
 from pathlib import Path
 
@@ -50,7 +52,7 @@ def make_work(folder: Path, shape: str, vocabulary: int, longest: int, prompt: i
         model = transformers.Qwen2ForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(folder / "model")
     del model
-    characters = [chr(0x4E00 + number) for number in range(2000)]
+    characters = string.ascii_letters + string.digits
     tokens = {character: number for number, character in enumerate(["<eos>", *characters])}
     tokenizer = transformers.Qwen2Tokenizer(
         vocab=tokens, merges=[], unk_token=None, bos_token=None, eos_token="<eos>", pad_token="<eos>"
@@ -66,6 +68,7 @@ def overrides(folder: Path, arguments: argparse.Namespace) -> list[str]:
     return [
         f"model.path='{folder}/model'",
         f"data.train='{folder}/data.jsonl'",
+        "data.eval=''",
         "data.shuffle=false",
         f"rollout.prompts_per_period={arguments.prompts}",
         f"rollout.group_size={GROUP}",
@@ -83,6 +86,7 @@ def run(folder: Path, name: str, settings: list[str], periods: int, config: Path
     settings = [*settings, f"schedule.periods={periods + 1}", f"run.folder='{folder}/{name}'"]
     target = rondo.train(rondo.read_config(config, settings))
     lines = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()][1:]
+    shutil.rmtree(target)  # with a checkpoint of many GB
     return [
         line["trainer_seconds"]
         | {key: line[key] for key in ("tokens", "logp_gap_mean", "logp_gap_max", "probe_gap", "length_mean")}

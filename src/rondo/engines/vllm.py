@@ -87,7 +87,8 @@ def find_python(configured: str) -> str:
         if not Path(configured).is_file():
             raise ConfigError(f"engines.python = {configured}: there is no such file")
         return configured
-    if importlib.util.find_spec("vllm") is not None:
+    found = importlib.util.find_spec("vllm")
+    if found is not None and found.submodule_search_locations is not None:  # a package, not some vllm.py on the path
         return sys.executable
     cached = cpu_environment() / "bin" / "python"
     if cached.is_file():

@@ -41,8 +41,9 @@ def build_publisher(
     lane: Lane,
 ) -> tuple[Publisher, Probe]:
     dtype = getattr(torch, config.model.dtype)
+    longest = min(seat.state.max_model_len for seat in pool.seats) - 1  # an engine adds a token to what it scores
     probe = Probe(
-        token_ids=[*probe_text, *probe_text][:PROBE_TOKENS],
+        token_ids=[*probe_text, *probe_text][: min(PROBE_TOKENS, longest)],
         score=trainer.score,
         submit=background.submit,
         allowed=config.weights.probe_gap or max(RANGES[config.model.dtype], RANGES[config.trainer.dtype]),
