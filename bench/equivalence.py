@@ -105,11 +105,12 @@ def panel(curves, left: float, across: str, label: str) -> list[str]:
         place = longest * share
         drawn.append(f'<text x="{x(place):.1f}" y="{HEIGHT - MARGIN + 16}" text-anchor="middle">{place:.0f}</text>')
     drawn.append(f'<text x="{x(longest / 2):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{label}</text>')
-    for mode, found in curves.items():
-        for curve in found:
+    for mode, width in (("synchronous", 4.0), ("periodic", 1.2)):  # the thin ones on top: they often coincide
+        for curve in curves[mode]:
             places = curve["seconds"] if across == "seconds" else [float(n + 1) for n in range(len(curve["reward"]))]
             points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(places, curve["reward"], strict=True))
-            drawn.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[mode]}" stroke-opacity="0.7"/>')
+            stroke = f'stroke-width="{width}" stroke-opacity="{0.4 if width > 2 else 1}"'
+            drawn.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[mode]}" {stroke}/>')
     return drawn
 
 

@@ -77,9 +77,10 @@ def _sum_on_host(words: NDArray[np.int64]) -> np.int64:
         whole = chunk.size // _HOST_COLUMNS * _HOST_COLUMNS
         table = chunk[:whole].reshape(-1, _HOST_COLUMNS)
         rows = np.arange(table.shape[0], dtype=np.int64) * (2 * _HOST_COLUMNS) + 2 * start
-        total += np.dot(table.sum(1), rows) + np.dot(table.sum(0), columns)
         rest = np.arange(start + whole, start + chunk.size, dtype=np.int64) * 2 + 1
-        total += np.dot(chunk[whole:], rest)
+        with np.errstate(over="ignore"):  # it is meant to wrap; numpy warns where both are scalars
+            total += np.dot(table.sum(1), rows) + np.dot(table.sum(0), columns)
+            total += np.dot(chunk[whole:], rest)
     return np.int64(total)
 
 
