@@ -2,10 +2,11 @@
 
     python bench/one_gpu.py [--periods 3] [--repetitions 1] [--json PATH] [--set section.key=value ...]
 
-vLLM and the trainer are two processes on one device (configs/one-gpu.toml). A 1.5B model with random weights answers
-random prompts; its vocabulary has so many stop tokens that lengths are geometric, drawn by each sample's seed. The
-learning rate is so small that every period is the same work. T_generate and T_train are read off the synchronous run,
-where the one waits for the other; the share of the possible gain is (T_sync - T_periodic) / min(T_generate, T_train).
+vLLM and the trainer are two processes on one device (configs/one-gpu.toml); one vLLM serves all runs. A 1.5B model
+with random weights answers random prompts; its vocabulary has so many stop tokens that lengths are geometric, drawn by
+each sample's seed. The learning rate is so small that every period is the same work. T_generate and T_train are read
+off the synchronous run, where the one waits for the other; the share of the possible gain is
+(T_sync - T_periodic) / min(T_generate, T_train).
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import random
 import shutil
 import statistics
 import string
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -52,6 +58,8 @@ def make_work(folder: Path, shape: str, vocabulary: int, longest: int, prompt: i
         model = transformers.Qwen2ForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(folder / "model")
     del model
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
     characters = string.ascii_letters + string.digits
     tokens = {character: number for number, character in enumerate(["<eos>", *characters])}
     tokenizer = transformers.Qwen2Tokenizer(
@@ -84,7 +92,12 @@ def overrides(folder: Path, arguments: argparse.Namespace) -> list[str]:
 def run(folder: Path, name: str, settings: list[str], periods: int, config: Path) -> list[dict[str, float]]:
     """One run's periods after the first, as seconds per phase."""
     settings = [*settings, f"schedule.periods={periods + 1}", f"run.folder='{folder}/{name}'"]
-    target = rondo.train(rondo.read_config(config, settings))
+    target = folder / name
+    try:
+        rondo.train(rondo.read_config(config, settings))
+    except rondo.RondoError as error:
+        log = (target / "logs" / "trainer-0.log").read_text().splitlines()
+        raise SystemExit("\n".join([*log[-30:], str(error)])) from None
     lines = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()][1:]
     shutil.rmtree(target)  # with a checkpoint of many GB
     return [
@@ -93,6 +106,27 @@ def run(folder: Path, name: str, settings: list[str], periods: int, config: Path
         | {"total": line["seconds"], "generating": line["engine_seconds"][0].get("generating", 0.0)}
         for line in lines
     ]
+
+
+@contextmanager
+def engine(folder: Path, arguments: argparse.Namespace) -> Iterator[str]:
+    """A vLLM as `rondo serve` starts it; its address."""
+    announced = folder / "engine.json"
+    config = rondo.read_config(arguments.config, overrides(folder, arguments))
+    line = [sys.executable, "-m", "rondo", "serve", "--backend", "vllm", "--model", f"{folder}/model"]
+    line += ["--dtype", config.model.dtype, "--slots", str(config.engines.slots), "--announce", str(announced)]
+    line += ["--max-model-len", str(config.engines.max_model_len), "--memory-share", str(config.engines.memory_share)]
+    with (folder / "engine.log").open("wb") as log:
+        process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        while not announced.exists():
+            if process.poll() is not None:
+                raise SystemExit((folder / "engine.log").read_text()[-3000:])
+            time.sleep(0.2)
+        yield json.loads(announced.read_text())["url"]
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def median(lines: list[dict[str, float]], *states: str) -> float:
@@ -123,6 +157,12 @@ def report(results: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     return figures
 
 
+def report_partly(results: dict[str, list[dict[str, float]]]) -> None:
+    for name, lines in results.items():
+        for line in lines:
+            print(name, {state: round(value, 3) for state, value in line.items()}, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1)
@@ -140,11 +180,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_work(folder, arguments.shape, arguments.vocabulary, arguments.longest, arguments.prompt)
-        for repetition in range(arguments.repetitions):
-            for mode in results:
-                print(f"--- {mode}, repetition {repetition + 1}", flush=True)
-                settings = [*overrides(folder, arguments), f"schedule.mode={mode}"]
-                results[mode] += run(folder, f"run-{mode}-{repetition}", settings, arguments.periods, arguments.config)
+        began = time.monotonic()
+        with engine(folder, arguments) as url:
+            print(f"vLLM started in {time.monotonic() - began:.0f} s", flush=True)
+            for repetition in range(arguments.repetitions):
+                for mode in results:
+                    print(f"--- {mode}, repetition {repetition + 1}", flush=True)
+                    settings = [*overrides(folder, arguments), f"schedule.mode={mode}", f"engines.urls=['{url}']"]
+                    results[mode] += run(
+                        folder, f"run-{mode}-{repetition}", settings, arguments.periods, arguments.config
+                    )
+                    report_partly(results)
     figures = report(results)
     if arguments.json:
         arguments.json.write_text(json.dumps({"figures": figures, "periods": results}, indent=2) + "\n")
