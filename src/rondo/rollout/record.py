@@ -25,9 +25,18 @@ from rondo.types import Answer, Group, Prompt, Response
 HEAD = struct.Struct("=qqqBBQqqqdddIIII")
 
 
+_as_json = json.JSONEncoder(default=str).encode  # made once: a group costs little else
+
+
 def pack_group(group: Group, kept: bool) -> bytes:
     responses = group.answer.responses
-    logps = list(chain.from_iterable(response.logps for response in responses))
+    tokens, lengths, stopped = array("i"), array("i"), bytearray()
+    logps: list[float] = []
+    for response in responses:
+        tokens.extend(response.token_ids)
+        lengths.append(len(response.token_ids))
+        logps += response.logps
+        stopped.append(response.stopped)
     narrow = array("f", logps)
     wide = narrow.tolist() != logps
     prompt, answer, parts = group.prompt, group.answer, group.reward_parts
@@ -53,12 +62,12 @@ def pack_group(group: Group, kept: bool) -> bytes:
         (
             head,
             array("i", prompt.token_ids).tobytes(),
-            array("i", [len(response.token_ids) for response in responses]).tobytes(),
-            array("i", chain.from_iterable(response.token_ids for response in responses)).tobytes(),
+            lengths.tobytes(),
+            tokens.tobytes(),
             array("d", logps).tobytes() if wide else narrow.tobytes(),
-            bytes([response.stopped for response in responses]),
+            stopped,
             array("d", chain(group.rewards, group.advantages, *parts.values())).tobytes(),
-            json.dumps(rest, default=str).encode(),
+            _as_json(rest).encode(),
         )
     )
 
