@@ -152,3 +152,26 @@ def test_a_failure_among_the_candidates_fails_the_queue_and_aborts_the_others(ba
     with pytest.raises(EngineError, match="burned"):
         run_period(background, pool, filter=FilterSettings(oversample=1.5, limit=40, in_order=False))
     assert sorted(pool.aborted) == [0, 1, 3, 4, 5]
+
+
+def test_what_is_given_up_is_aborted_in_silence(background):
+    pool, queue = FakePool(0, slow=frozenset(range(4))), GroupQueue()
+    producer = Producer(
+        background=background,
+        pool=pool,
+        scorer=FakeScorer(),
+        queue=queue,
+        decode=str,
+        settings=ProducerSettings(
+            run_seed=0, group_size=2, sampling=SAMPLING, advantages=advantages_of("grpo", scale=True)
+        ),
+        on_group=lambda group, kept: None,
+        on_shortfall=pytest.fail,
+    )
+    producer.abandon()  # nothing was begun: nothing happens
+    producer.begin(0, prompt_at(0), groups=4)
+    background.call(asyncio.sleep(0.01))
+    producer.abandon()
+    background.call(asyncio.sleep(0.01))
+    assert sorted(pool.aborted) == [0, 1, 2, 3]
+    queue.raise_if_over()

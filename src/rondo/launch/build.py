@@ -54,6 +54,7 @@ class Built:
     scorer: RewardRunner
 
     def close(self) -> None:
+        self.run.producer.abandon()  # else its requests would fail, loudly, when their connections close
         self.run.publisher.close()
         self.background.call(self.scorer.close())
         self.background.call(self.session.close())

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,6 +66,7 @@ class Producer:
         self._settings = settings
         self._on_group = on_group
         self._on_shortfall = on_shortfall
+        self._working: Future[int] | None = None
         self.unneeded = 0  # candidates that were asked for beyond the last one needed, in the whole run
 
     def begin(self, period: int, prompts: Callable[[int], Prompt], *, groups: int) -> None:
@@ -77,7 +79,13 @@ class Producer:
 
     def finish(self) -> int:
         """How many of the period's prompts were needed; waits until none is being generated any more."""
+        assert self._working is not None
         return self._working.result()
+
+    def abandon(self) -> None:
+        """Let go of whatever is still being generated: nobody will ask for it."""
+        if self._working is not None:
+            self._working.cancel()
 
     def evaluate(self, version: int, prompts: Sequence[Prompt], samples: int) -> list[float]:
         """Mean reward of every held-out prompt under this version; waits for the last."""
