@@ -58,6 +58,23 @@ def train(
 
 
 @app.command()
+def doctor(
+    file: Annotated[Path | None, typer.Argument(help="A config to look at too.", metavar="[FILE]")] = None,
+    set_: Set = None,
+) -> None:
+    """Say what this machine has, what it lacks, and how to mend it. Exits with 1 if a run would fail."""
+    from rondo.config import read_config
+    from rondo.doctor import examine
+
+    marks, bad = {"ok": "ok  ", "note": "note", "bad": "BAD "}, False
+    for finding in examine(read_config(file, list(set_ or [])) if file else None):
+        typer.echo(f"{marks[finding.level]}  {finding.what}" + (f"\n      {finding.mend}" if finding.mend else ""))
+        bad = bad or finding.level == "bad"
+    if bad:
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     set_: Set = None,
     run_dir: Annotated[Path, typer.Option(help="The run's folder; an earlier demo there is replaced.")] = Path(
