@@ -33,8 +33,10 @@ def apart(found, expected):
     return max(float((one - other).norm() / other.norm()) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "recompute"),
+    [("three models", False), ("separate rows", True), ("adapters", True), ("bfloat16", False)],
+)
 def test_compiled_layers_give_the_gradient_of_plain_ones_and_are_compiled_once(kind, recompute):
     torch._dynamo.reset()
     options = {"dtype": torch.float32, **KINDS[kind]}
@@ -42,7 +44,7 @@ def test_compiled_layers_give_the_gradient_of_plain_ones_and_are_compiled_once(k
     if recompute:
         checkpoint_layers(compiled.model._policy_scorer.model)
     sizes, graphs = set(), []
-    for seed in range(6):
+    for seed in range(4):
         micros = micros_of(random_groups(5, seed=seed), 90)
         sizes |= {compiled._layout(micro.parts).tokens_T.numel() for micro in micros}
         expected, found = (gradient_after(trainer, micros) for trainer in (plain, compiled))
@@ -51,7 +53,7 @@ def test_compiled_layers_give_the_gradient_of_plain_ones_and_are_compiled_once(k
     assert len(sizes) > 2
     assert all(size % 16 == 0 for size in sizes)
     assert graphs[0] > 0
-    assert graphs[1:] == graphs[:1] * 5  # the first update is the warm-up
+    assert graphs[1:] == graphs[:1] * 3  # the first update is the warm-up
 
 
 def run_rank(rank: int, folder: Path) -> None:

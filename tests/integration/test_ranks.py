@@ -37,7 +37,7 @@ def test_in_exact_mode_one_rank_and_two_train_the_same_model(tmp_path, algorithm
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
         folder.mkdir()
-        settings = (*INVARIANT, "trainer.accumulation=exact", f"trainer.ranks={ranks}", "schedule.periods=4")
+        settings = (*INVARIANT, "trainer.accumulation=exact", f"trainer.ranks={ranks}", "schedule.periods=2")
         outcome = rondo(folder, *settings, *ALGORITHMS[algorithm])
         assert outcome.code == 0, outcome.err
         models.append(load_file(outcome.folder / "model" / "model.safetensors"))
