@@ -161,7 +161,7 @@ def red_tests(name: str, folder: Path) -> tuple[list[str], str]:
 
 @pytest.fixture(scope="module")
 def outcomes(request, tmp_path_factory) -> Iterator[dict[str, Future[tuple[list[str], str]]]]:
-    """All mutations that this session asks for, two at a time."""
+    """All mutations that were asked for, two at a time."""
     names = [
         item.callspec.params["name"]
         for item in request.session.items
