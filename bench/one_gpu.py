@@ -15,8 +15,6 @@ import argparse
 import json
 import random
 import shutil
-import statistics
-import string
 import subprocess
 import sys
 import tempfile
@@ -26,48 +24,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import transformers
 
 import rondo
+from models import CHARACTERS, SIZES, save_qwen2
+from overlap import median, overlap_figures
 
 VOCABULARY = 151_936
 MEAN, LONGEST, PROMPT = 360, 1024, 512
 PROMPTS, GROUP = 64, 8
-SHAPES = {  # hidden, intermediate, layers, heads, key-value heads
-    "tiny": (64, 128, 2, 2, 1),
-    "1.5B": (1536, 8960, 28, 12, 2),
-}
 
 
-def make_work(folder: Path, shape: str, vocabulary: int, longest: int, prompt: int) -> None:
-    hidden, intermediate, layers, heads, kv_heads = SHAPES[shape]
-    config = transformers.Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        eos_token_id=0,
-        bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    with torch.device(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"):
-        model = transformers.Qwen2ForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(folder / "model")
-    del model
+def make_work(folder: Path, shape: str, vocabulary: int, prompt: int) -> None:
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    save_qwen2(folder / "model", shape, vocabulary=vocabulary, device=device)
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
-    characters = string.ascii_letters + string.digits
-    tokens = {character: number for number, character in enumerate(["<eos>", *characters])}
-    tokenizer = transformers.Qwen2Tokenizer(
-        vocab=tokens, merges=[], unk_token=None, bos_token=None, eos_token="<eos>", pad_token="<eos>"
-    )
-    tokenizer.save_pretrained(folder / "model")
     draw = random.Random(0)
-    rows = ["".join(draw.choices(characters, k=prompt)) for _ in range(1024)]
+    rows = ["".join(draw.choices(CHARACTERS, k=prompt)) for _ in range(1024)]
     (folder / "data.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
 
 
@@ -129,23 +102,11 @@ def engine(folder: Path, arguments: argparse.Namespace) -> Iterator[str]:
         process.wait()
 
 
-def median(lines: list[dict[str, float]], *states: str) -> float:
-    return statistics.median(sum(line.get(state, 0.0) for state in states) for line in lines)
-
-
 def report(results: dict[str, list[dict[str, float]]]) -> dict[str, float]:
-    synchronous, periodic = results["synchronous"], results["periodic"]
-    figures = {
-        "T_generate": median(synchronous, "waiting for first group", "waiting for groups"),
-        "T_train": median(synchronous, "training", "stepping"),
-        "T_sync": median(synchronous, "total"),
-        "T_periodic": median(periodic, "total"),
-        "publication": median(periodic, "publishing"),
-        "response tokens per period": median(periodic, "tokens"),
-    }
-    gain = figures["T_sync"] - figures["T_periodic"]
-    figures["share_of_possible_gain"] = gain / min(figures["T_generate"], figures["T_train"])
-    figures["speedup"] = figures["T_sync"] / figures["T_periodic"]
+    periodic = results["periodic"]
+    figures = overlap_figures(results["synchronous"], periodic)
+    figures["publication"] = median(periodic, "publishing")
+    figures["response tokens per period"] = median(periodic, "tokens")
     figures["response tokens per second"] = figures["response tokens per period"] / figures["T_periodic"]
     print()
     for name, value in figures.items():
@@ -167,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--periods", type=int, default=3)
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="1.5B")
+    parser.add_argument("--shape", choices=tuple(SIZES), default="1.5B")
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--prompt", type=int, default=PROMPT)
@@ -179,7 +140,7 @@ def main() -> None:
     results: dict[str, list[dict[str, float]]] = {"synchronous": [], "periodic": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_work(folder, arguments.shape, arguments.vocabulary, arguments.longest, arguments.prompt)
+        make_work(folder, arguments.shape, arguments.vocabulary, arguments.prompt)
         began = time.monotonic()
         with engine(folder, arguments) as url:
             print(f"vLLM started in {time.monotonic() - began:.0f} s", flush=True)

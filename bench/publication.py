@@ -1,7 +1,7 @@
 """What a publication costs, over each way that this machine has.
 
     python bench/publication.py                                # CPU: embedded engine, 0.5B in bfloat16 (1 GB)
-    python bench/publication.py --backend vllm --size 1.5      # on an accelerator: vLLM, 1.5B in bfloat16 (3 GB)
+    python bench/publication.py --backend vllm --size 1.5B      # on an accelerator: vLLM, 1.5B in bfloat16 (3 GB)
 
 A real engine in a process of its own takes publication after publication over HTTP: pause, buckets, checksum,
 confirmation, prefix reset, resume. Beside it, in the same process and at the same time of day, a plain copy of as many
@@ -28,6 +28,7 @@ import aiohttp
 import torch
 import transformers
 
+from models import SIZES, save_qwen2
 from rondo.engines.client import HttpEngine
 from rondo.observe.lane import Lane
 from rondo.rollout.background import Background
@@ -38,35 +39,8 @@ from rondo.weights.store import Store
 from rondo.weights.stored import StoredTransport
 from rondo.weights.transport import Transport
 
-SIZES = {  # of Qwen2: hidden, intermediate, layers, heads, key-value heads
-    "0.05": (256, 1024, 4, 4, 2),
-    "0.5": (896, 4864, 24, 14, 2),
-    "1.5": (1536, 8960, 28, 12, 2),
-}
 REPETITIONS = 7
 DTYPE = torch.bfloat16
-
-
-def make_model(folder: Path, size: str, device: torch.device) -> transformers.PreTrainedModel:
-    hidden, intermediate, layers, heads, kv_heads = SIZES[size]
-    config = transformers.Qwen2Config(
-        vocab_size=151936,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        eos_token_id=0,
-    )
-    torch.manual_seed(0)
-    with device:
-        model = transformers.Qwen2ForCausalLM(config)
-    model.to(DTYPE).save_pretrained(folder)
-    vocabulary = {chr(33 + number): number for number in range(90)}
-    transformers.Qwen2Tokenizer(vocab=vocabulary, merges=[], unk_token=None, eos_token="!").save_pretrained(folder)
-    return model.float()
 
 
 def start_engine(folder: Path, backend: str) -> tuple[subprocess.Popen[bytes], str]:
@@ -186,7 +160,7 @@ class Watch:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=("embedded", "vllm"), default="embedded")
-    parser.add_argument("--size", choices=tuple(SIZES), default="0.5")
+    parser.add_argument("--size", choices=tuple(SIZES), default="0.5B")
     parser.add_argument("--bucket-mb", type=int, default=256)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -195,7 +169,7 @@ def main() -> None:
     figures: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
-        model = make_model(folder, arguments.size, device)
+        model = save_qwen2(folder, arguments.size, vocabulary=151_936, device=device).float()
         engine, url = start_engine(folder, arguments.backend)
         session = background.call(open_session())
         client = HttpEngine(url, session, seconds=600)

@@ -110,6 +110,12 @@ MUTATIONS = {
             "tests/unit/test_filters.py::test_the_first_that_qualify_in_prompt_order_are_kept_whatever_the_order_of_arrival",
         ),
     ),
+    "a micro-batch is trained before its groups are written down": Mutation(
+        file="rollout/journal.py",
+        old="            self._write_pending()\n            self._write(kind, json.dumps(record).encode())\n",
+        new="            self._write(kind, json.dumps(record).encode())\n",
+        guards=("tests/unit/test_journal.py::test_what_is_about_to_be_trained_is_on_disk_before_it_is",),
+    ),
     "the gradient is divided by its own rank's count": Mutation(
         file="trainer/trainer.py",
         old="            self._sequences, self._tokens, loss = map(sum, zip(*counts, strict=True))\n",

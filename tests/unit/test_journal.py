@@ -13,6 +13,7 @@ from rondo.rollout.journal import (
     CHECK,
     FRAME,
     MAGIC,
+    PENDING,
     Journal,
     RecordedMicro,
     forget_periods,
@@ -21,6 +22,7 @@ from rondo.rollout.journal import (
     recorded_periods,
 )
 from rondo.rollout.record import pack_group, unpack_group
+from rondo.trainer.accounted import Accounted
 from rondo.types import Group, MicroBatch, Part, Response, StepHashes
 from tests.conftest import make_group
 
@@ -94,6 +96,39 @@ def test_an_interrupted_period_is_what_was_written_before(tmp_path):
     found = read_period(tmp_path, 0)
     assert not found.complete
     assert len(found.updates) == 1
+
+
+def test_what_is_about_to_be_trained_is_on_disk_before_it_is(tmp_path):
+    """Nothing is closed here: the process may die in the next instruction."""
+    journal = Journal(folder=tmp_path, header={})
+    members = [make_group(index=index) for index in range(3)]
+    seen = []
+
+    class Dying:
+        hashes = None
+
+        def accumulate(self, micro):
+            seen.append(read_period(tmp_path, 0))
+
+        def step(self):
+            seen.append(read_period(tmp_path, 0))
+
+    for group in members:
+        journal.group(group, kept=True)
+    trainer = Accounted(Dying(), journal)
+    trainer.accumulate(MicroBatch(parts=(Part(group=members[1], first=0, last=2),)))
+    trainer.step()
+    assert [len(found.groups) for found in seen] == [3, 3]
+    assert seen[0].unfinished == (RecordedMicro(parts=((1, 0, 2),), skipped=()),)
+    journal.close()
+
+
+def test_groups_do_not_pile_up_in_memory(tmp_path):
+    journal = Journal(folder=tmp_path, header={})
+    for index in range(3 * PENDING):
+        journal.group(make_group(index=index), kept=True)
+    journal.close()
+    assert len(read_period(tmp_path, 0).groups) == 3 * PENDING
 
 
 def test_a_file_cut_anywhere_is_a_prefix_of_the_records(tmp_path):

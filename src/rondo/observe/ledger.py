@@ -161,11 +161,11 @@ class Ledger:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        began = time.thread_time()  # work, not the wait for the interpreter while the other thread has it
+        began = time.perf_counter()
         try:
             yield
         finally:
-            self._seconds += time.thread_time() - began
+            self._seconds += time.perf_counter() - began
 
 
 def _whole(ranges: Sequence[tuple[int, int]], count: int) -> bool:

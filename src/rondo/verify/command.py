@@ -33,7 +33,9 @@ def verify(
             raise ConfigError(
                 f"{target} is a recorded run: --set and --mode are for a config that is still to be trained"
             )
-        certificate = verify_run(target.absolute(), periods=periods, first=first, trials=trials, ranks=counts)
+        certificate = verify_run(
+            target.absolute(), periods=periods, first=first, trials=trials, ranks=counts, say=console.print
+        )
         certificate.show(console)
         return certificate.holds
     config = read_config(target, overrides)
@@ -42,7 +44,7 @@ def verify(
     for mode in _modes(modes):
         settings = [*overrides, *MODES.get(mode, ())]
         folder = record(target, settings, base / mode if mode else base, periods=periods or PERIODS)
-        certificate = verify_run(folder, trials=trials, ranks=counts)
+        certificate = verify_run(folder, trials=trials, ranks=counts, say=console.print)
         certificate.show(console)
         verdicts.append(certificate.holds)
     return all(verdicts)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,35 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from rondo.config import read_config
-from rondo.errors import ConfigError
 from rondo.verify.group import follower, run_group
-from rondo.verify.plan import Check, Plan, Results
-from rondo.verify.start import find_start, one_header
+from rondo.verify.plan import Check, Results
+from rondo.verify.start import opened
 
 WORST = 5  # tensors that are shown
 
 
 def replay_period(folder: Path, period: int, overrides: Sequence[str]) -> tuple[Results, Results | None]:
     """As it was recorded, and under other settings where there are any."""
-    if not (folder / "config.json").exists():
-        raise ConfigError(f"{folder} holds no run: give the folder of one")
-    config = read_config(folder / "config.json")
-    start = find_start(folder, first=period, count=1)
-    header = one_header(folder, start.chain)
-    scratch = Path(tempfile.mkdtemp(prefix=".replay-", dir=folder))
-    plan = Plan(
-        run=str(folder),
-        scratch=str(scratch),
-        start=start.path,
-        steps=start.steps,
-        chain=start.chain,
-        checked=start.wanted,
-        threads=header["threads"],
-        leading=True,
-        leading_ranks=header["ranks"],
-        as_recorded=True,
-    )
-    try:
+    with opened(folder, first=period, count=1) as (config, recorded):
+        plan = dataclasses.replace(recorded, as_recorded=True)
         found = run_group(plan, config, ranks=plan.leading_ranks)
         if not overrides:
             return found, None
@@ -52,8 +32,6 @@ def replay_period(folder: Path, period: int, overrides: Sequence[str]) -> tuple[
             other = dataclasses.replace(other, threads=changed.trainer.threads)
         ranks = changed.trainer.ranks if changed.trainer.ranks != config.trainer.ranks else plan.leading_ranks
         return found, run_group(other, changed, ranks=ranks)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def replay(folder: Path, period: int, overrides: Sequence[str]) -> None:

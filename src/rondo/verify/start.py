@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rondo.errors import JournalError
+from rondo.config import Config, read_config
+from rondo.errors import ConfigError, JournalError
 from rondo.rollout.journal import read_period, recorded_periods
+from rondo.verify.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +23,34 @@ class Start:
     steps: int  # taken before it
     chain: tuple[int, ...]  # periods to train from there, the ones asked for last
     wanted: tuple[int, ...]
+
+
+@contextmanager
+def opened(folder: Path, *, first: int | None, count: int | None) -> Iterator[tuple[Config, Plan]]:
+    """A recorded run's config, and the plan to train these periods again as it did, with a scratch folder that goes."""
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"{folder} holds no run: give the folder of one")
+    config = read_config(folder / "config.json")
+    start = find_start(folder, first=first, count=count)
+    header = one_header(folder, start.chain)
+    scratch = Path(tempfile.mkdtemp(prefix=".replay-", dir=folder))
+    try:
+        yield (
+            config,
+            Plan(
+                run=str(folder),
+                scratch=str(scratch),
+                start=start.path,
+                steps=start.steps,
+                chain=start.chain,
+                checked=start.wanted,
+                threads=header["threads"],
+                leading=True,
+                leading_ranks=header["ranks"],
+            ),
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def find_start(folder: Path, *, first: int | None, count: int | None) -> Start:

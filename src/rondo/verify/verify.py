@@ -5,20 +5,17 @@ What each mode promises is decided here, in `promise`; what was found is measure
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rondo.config import Config, read_config
-from rondo.errors import ConfigError
 from rondo.rollout.journal import read_period
 from rondo.verify.account import all_violations
 from rondo.verify.certificate import Certificate, judge
 from rondo.verify.group import follower, run_group
-from rondo.verify.plan import Plan
-from rondo.verify.start import find_start, one_header
+from rondo.verify.start import opened
 
 MODES = {
     "arrival": ("schedule.order=arrival", "trainer.accumulation=fast"),
@@ -46,37 +43,29 @@ def verify_run(
     trials: int = 1,
     ranks: Sequence[int] = (1, 2),
     packings: Sequence[int] = (),
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Certificate:
     """Everything that is checked about a recorded run; `certificate.json` is left in its folder."""
     began = time.monotonic()
-    if not (folder / "config.json").exists():
-        raise ConfigError(f"{folder} holds no run: give the folder of one, or a TOML config to train")
-    config = read_config(folder / "config.json")
-    start = find_start(folder, first=first, count=periods)
-    recorded = [read_period(folder, period) for period in start.wanted]
-    header = one_header(folder, start.chain)
-    scratch = Path(tempfile.mkdtemp(prefix=".verify-", dir=folder))
-    plan = Plan(
-        run=str(folder),
-        scratch=str(scratch),
-        start=start.path,
-        steps=start.steps,
-        chain=start.chain,
-        checked=start.wanted,
-        threads=header["threads"],
-        leading=True,
-        leading_ranks=header["ranks"],
-        trials=trials,
-        packings=tuple(packings or _packings(config)),
-        truth=header["ranks"] == 1,
-        synchronous_chain=True,
-    )
-    try:
-        results = run_group(plan, config, ranks=plan.leading_ranks)
-        for count in sorted({1, *ranks} - {plan.leading_ranks}):
+    with opened(folder, first=first, count=periods) as (config, recorded_plan):
+        own = recorded_plan.leading_ranks
+        plan = dataclasses.replace(
+            recorded_plan,
+            trials=trials,
+            packings=tuple(packings or _packings(config)),
+            truth=own == 1,
+            synchronous_chain=True,
+        )
+        recorded = [read_period(folder, period) for period in plan.checked]
+        groups = sum(len(period.groups) for period in recorded)
+        say(
+            f"training the {groups} recorded groups again on {own} rank(s): as recorded, synchronously, shuffled, in "
+            "other packs ..."
+        )
+        results = run_group(plan, config, ranks=own)
+        for count in sorted({1, *ranks} - {own}):
+            say(f"and on {count} rank(s) ...")
             results.merge(run_group(follower(plan, truth=count == 1), config, ranks=count))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     certificate = judge(
         folder=folder,
         config=config,
