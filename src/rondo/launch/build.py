@@ -9,12 +9,12 @@ from typing import Any
 
 import aiohttp
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
 from rondo.config import Config, asset_or_path
 from rondo.engines.pool import EnginePool
-from rondo.errors import ConfigError
 from rondo.launch.build_loader import build_loader
+from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
 from rondo.launch.find_engines import join_engines, open_session
@@ -27,19 +27,17 @@ from rondo.prompts.dataset import Dataset, read_rows
 from rondo.prompts.stream import PromptStream
 from rondo.prompts.template import Template
 from rondo.rewards.runner import RewardRunner
-from rondo.rollout.advantage import advantages_of
 from rondo.rollout.background import Background
 from rondo.rollout.evaluation import Evaluation
-from rondo.rollout.filters import FilterSettings
 from rondo.rollout.journal import Journal
-from rondo.rollout.producer import Producer, ProducerSettings
+from rondo.rollout.producer import Producer
 from rondo.stream.queue import GroupQueue
 from rondo.trainer.accounted import Accounted
 from rondo.trainer.checkpoint import Checkpoints
 from rondo.trainer.ensemble import AnyTrainer, Ensemble
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
-from rondo.types import Group, Publication, Sampling
+from rondo.types import Group, Publication
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,7 @@ def build(
     lane = Lane("preparing")
     tokenizer = AutoTokenizer.from_pretrained(asset_or_path(config.model.path))
     background = Background("producer")
-    scorer = _scorer(config, folder)
+    scorer = build_scorer(config, folder)
     background.call(scorer.start())
     session = background.call(open_session())
     pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
@@ -126,7 +124,7 @@ def build(
         scorer=scorer,
         queue=queue,
         decode=decode,
-        settings=_producer_settings(config, own.model.policy, tokenizer),
+        settings=producer_settings(config, own.model.policy, tokenizer),
         on_group=settled,
         on_shortfall=console.warn,
     )
@@ -162,61 +160,9 @@ def build(
     return Built(run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer)
 
 
-def _scorer(config: Config, folder: Path) -> RewardRunner:
-    rewards = config.rewards
-    return RewardRunner(
-        functions=rewards.functions,
-        weights=rewards.weights or (1.0,) * len(rewards.functions),
-        seconds=rewards.seconds,
-        on_error=rewards.on_error,
-        workers=rewards.workers,
-        log=folder / "logs" / "rewards.log",
-        evidence=folder / "evidence",
-    )
-
-
 def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:
     rows = read_rows(Path(asset_or_path(path)), config.data.prompt)
     return PromptStream(dataset=Dataset(rows=rows, seed=config.run.seed, shuffle=shuffle), template=template)
-
-
-def _producer_settings(config: Config, policy: PreTrainedModel, tokenizer: Any) -> ProducerSettings:
-    rollout = config.rollout
-    stop = rollout.stop_token_ids or _eos_ids(policy, tokenizer)
-    if not stop:
-        raise ConfigError("the model names no end-of-sequence token: set rollout.stop_token_ids")
-    return ProducerSettings(
-        run_seed=config.run.seed,
-        group_size=rollout.group_size,
-        advantages=advantages_of(config.algorithm.name, scale=config.algorithm.scale_advantages),
-        overlong_buffer=round(config.algorithm.overlong_buffer * rollout.max_new_tokens),
-        filter=_filter(config),
-        sampling=Sampling(
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            max_tokens=rollout.max_new_tokens,
-            stop_token_ids=stop,
-        ),
-    )
-
-
-def _filter(config: Config) -> FilterSettings | None:
-    algorithm, schedule = config.algorithm, config.schedule
-    if algorithm.filter == "none":
-        return None
-    return FilterSettings(
-        oversample=algorithm.oversample,
-        limit=algorithm.max_candidates or 10 * config.rollout.prompts_per_period,
-        in_order=schedule.order == "prompt" or schedule.updates_per_period > 1,
-    )
-
-
-def _eos_ids(policy: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
-    configured = policy.generation_config.eos_token_id if policy.generation_config else None
-    if configured is None:
-        configured = tokenizer.eos_token_id
-    ids = configured if isinstance(configured, list) else [configured]
-    return tuple(int(token) for token in ids if token is not None)
 
 
 def _ledger(

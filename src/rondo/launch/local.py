@@ -8,8 +8,6 @@ to save and leave; a second one ends at once.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import sys
 import time
@@ -17,10 +15,11 @@ from pathlib import Path
 from types import FrameType
 
 from rondo import errors
-from rondo.config import Config, asset_or_path
-from rondo.engines.vllm import find_python
-from rondo.errors import ConfigError, DiedError, Interrupted, RondoError, UserError
+from rondo.config import Config
+from rondo.errors import DiedError, Interrupted, RondoError, UserError
+from rondo.launch.commands import engine_arguments
 from rondo.launch.cpu import environment_for
+from rondo.launch.folder import prepare
 from rondo.launch.preflight import check
 from rondo.launch.processes import Child, end_all, rank_environment, write_processes
 from rondo.weights.folder import publication_folder, remove_publication_folder
@@ -34,7 +33,7 @@ BLAME_SECONDS = 2.0  # how long to look for that other one
 def launch(config: Config, *, resume: bool = False, overwrite: bool = False) -> Path:
     """Run `config` to its end; returns the run's folder. Raises what stopped it."""
     check(config)
-    folder = _prepare(config, resume=resume, overwrite=overwrite)
+    folder = prepare(config, resume=resume, overwrite=overwrite)
     launcher = LocalLauncher(config, folder, resume=resume)
     try:
         launcher.start()
@@ -63,7 +62,7 @@ class LocalLauncher:
             self._engines.append(
                 Child(
                     f"engine-{number}",
-                    self._engine_arguments(number),
+                    engine_arguments(self._config, self._folder, number),
                     log=self._folder / "logs" / f"engine-{number}.log",
                     cpus=engines.cpus[number] if engines.cpus else (),
                     environment=environment,
@@ -126,22 +125,6 @@ class LocalLauncher:
             stdout=sys.stdout if shown else None,
         )
 
-    def _engine_arguments(self, number: int) -> list[str]:
-        config, engines = self._config, self._config.engines
-        arguments = ["serve", "--model", asset_or_path(config.model.path), "--dtype", config.model.dtype]
-        arguments += ["--backend", engines.backend, "--slots", str(engines.slots)]
-        arguments += ["--port", str(engines.base_port + number if engines.base_port else 0)]
-        arguments += ["--threads", str(engines.threads or share_of_cores(config, config.trainer.ranks))]
-        arguments += ["--max-model-len", str(engines.max_model_len)]
-        arguments += ["--announce", str(self._folder / "engines" / f"engine-{number}.json")]
-        if engines.backend == "vllm":
-            arguments += ["--python", find_python(engines.python), "--kv-cache-gib", str(engines.kv_cache_gib)]
-            arguments += ["--tensor-parallel", str(engines.tensor_parallel)]
-            arguments += ["--memory-share", str(engines.memory_share)]
-            return arguments + [f"--argument={word}" for word in engines.arguments]
-        arguments += ["--device", engines.device]
-        return arguments + (["--batch-invariant"] if engines.batch_invariant else [])
-
     def _write_processes(self) -> None:
         write_processes(self._folder / "processes.json", self._children())
 
@@ -184,28 +167,6 @@ class Progress:
             self._told = now
             sys.stdout.write(f"{', '.join(loading)}: {self._backend} loading, {now - self._began:.0f} s\n")
             sys.stdout.flush()
-
-
-def share_of_cores(config: Config, ranks: int) -> int:
-    """Threads for one process when the cores are shared out evenly among the trainer's ranks and the engines."""
-    processes = ranks + (0 if config.engines.urls else config.engines.count)
-    return max(1, len(os.sched_getaffinity(0)) // processes)
-
-
-def _prepare(config: Config, *, resume: bool, overwrite: bool) -> Path:
-    folder = config.run.path.absolute()
-    if overwrite:
-        shutil.rmtree(folder, ignore_errors=True)
-    if (folder / "metrics.jsonl").exists() and not resume:
-        raise ConfigError(f"{folder} already holds a run: go on with --resume, or choose another --run-dir")
-    if resume and not (folder / "config.json").exists():
-        raise ConfigError(f"{folder} holds no run to resume: start it without --resume")
-    for name in ("logs", "engines"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    for stale in [*(folder / "engines").glob("*.json"), folder / "error.json", folder / "rendezvous"]:
-        stale.unlink(missing_ok=True)
-    config.write(folder / "config.json")
-    return folder
 
 
 def _has_descriptor(stream: object) -> bool:

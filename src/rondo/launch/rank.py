@@ -19,8 +19,9 @@ from rondo.config import Config
 from rondo.errors import Interrupted, RondoError
 from rondo.launch.build import Built, build
 from rondo.launch.build_trainer import build_trainer, published_weights, saved_state
+from rondo.launch.commands import share_of_cores
 from rondo.launch.join import join
-from rondo.launch.local import LOST_PEER, share_of_cores
+from rondo.launch.local import LOST_PEER
 from rondo.loop import train
 from rondo.observe.console import Console
 from rondo.observe.lane import Lane
