@@ -25,6 +25,7 @@ import aiohttp
 
 from rondo.engines.client import HttpEngine
 from rondo.engines.pool import EnginePool
+from rondo.observe.samples import SampleAccount
 from rondo.rewards.runner import RewardRunner, Scores
 from rondo.rollout.advantage import advantages_of
 from rondo.rollout.background import Background
@@ -109,6 +110,7 @@ def measure(url: str, groups: int, scorer: Any) -> dict[str, float]:
             sampling=Sampling(temperature=1.0, max_tokens=LENGTH, stop_token_ids=(1,)),
             advantages=advantages_of("grpo", scale=True),
         ),
+        accounts=SampleAccount(),
         on_group=lambda group, kept: None,
         on_shortfall=print,
     )

@@ -6,7 +6,8 @@ RondoError
 │   ├── ModelError            a model that is missing or cannot be served
 │   ├── DataError             a data file or a row in it
 │   ├── RewardError           a reward function that is missing, raised, hung or answered nonsense
-│   └── AddressError          a port that is taken, a server that cannot be reached
+│   ├── AddressError          a port that is taken, a server that cannot be reached
+│   └── StorageError          a disk that is full or cannot be written
 ├── EngineError               an engine that failed or answered nonsense
 │   └── StaleRolloutError     a response of another version than the period's
 ├── PublicationError          an engine did not confirm the weights it was given
@@ -47,6 +48,10 @@ class RewardError(UserError):
 
 
 class AddressError(UserError):
+    pass
+
+
+class StorageError(UserError):
     pass
 
 

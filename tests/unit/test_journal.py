@@ -63,7 +63,7 @@ def test_a_group_comes_back_as_the_same_bits(group, kept):
 
 
 def write(folder, *, period=0, count=3, end=True, keep=0):
-    journal = Journal(folder=folder, header={"ranks": 1}, keep=keep)
+    journal = Journal(folder=folder, header={"ranks": 1}, keep=keep, published=lambda: "checksum")
     members = [make_group(period=period, index=index) for index in range(count)]
     for group in members:
         journal.group(group, kept=group.index != 1)
@@ -83,7 +83,7 @@ def test_a_period_comes_back_as_it_was_written(tmp_path):
     assert found.complete
     assert found.end == {"groups": 3}
     assert (found.groups, found.filtered) == ((members[0], members[2]), (members[1],))
-    assert found.header == {"ranks": 1, "period": 4}
+    assert found.header == {"ranks": 1, "period": 4, "published": "checksum"}
     (update,) = found.updates
     assert update.hashes == HASHES
     assert update.micros[0] == RecordedMicro(parts=((0, 0, 1),), skipped=())
@@ -129,6 +129,36 @@ def test_groups_do_not_pile_up_in_memory(tmp_path):
         journal.group(make_group(index=index), kept=True)
     journal.close()
     assert len(read_period(tmp_path, 0).groups) == 3 * PENDING
+
+
+def test_a_group_that_comes_after_a_while_is_on_disk_at_once(tmp_path):
+    """Where groups take minutes, a kill costs none of them; the next one is as far away as the clock says."""
+    now = 0.0
+    journal = Journal(folder=tmp_path, header={}, clock=lambda: now)
+    for index, seconds in enumerate([0.1, 10.0, 10.0, -3600.0, 3700.0]):  # also when the clock is set back
+        now += seconds
+        journal.group(make_group(index=index), kept=True)
+        assert len(read_period(tmp_path, 0).groups) == [0, 2, 3, 3, 5][index]
+    journal.close()
+
+
+def test_a_resumed_period_begins_with_the_groups_it_had(tmp_path):
+    """The old file is replaced by one that holds them all: a second kill loses nothing that the first one left."""
+    members, _ = write(tmp_path, end=False)
+    interrupted = read_period(tmp_path, 0)
+    journal = Journal(folder=tmp_path, header={"ranks": 2})
+    journal.carry(interrupted)
+    journal.group(dataclasses.replace(members[2], asked_at=7.0), kept=True)
+    found = read_period(tmp_path, 0)
+    assert found.header["ranks"] == 2
+    assert [group for group, _ in found.settled] == members  # before any was settled again
+    assert [kept for _, kept in found.settled] == [True, False, True]
+    assert not found.updates
+    journal.group(make_group(index=3), kept=True)
+    journal.group(members[0], kept=True)
+    journal.close()
+    assert [group.index for group, _ in read_period(tmp_path, 0).settled] == [0, 1, 2, 3]
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["period-000000.journal"]
 
 
 def test_a_file_cut_anywhere_is_a_prefix_of_the_records(tmp_path):

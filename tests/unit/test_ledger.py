@@ -33,6 +33,8 @@ class Shop:
 
     def enter(self, *indexes, kept=True):
         for index in indexes:
+            self.ledger.asked(index, 2)
+            self.ledger.answered(index)
             self.ledger.group(make_group(index=index), kept)
 
     def train(self, *indexes):
@@ -57,6 +59,9 @@ def test_a_period_that_adds_up_becomes_a_line(tmp_path):
     )  # fmt: skip
     assert (line["version"], line["published_checksum"], line["next_checksum"]) == (0, "c", "d")
     assert (line["gradient_hashes"], line["weights_hash"], line["samples"]) == (["a"], "b", 4)
+    assert line["ledger"] == {
+        "asked": 6, "answered": 6, "reused": 0, "unneeded": 0, "filtered": 2, "trained": 4, "retried": 0
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -69,6 +74,45 @@ def test_a_lost_a_doubled_and_a_foreign_group_stop_the_run(tmp_path, trained, wr
     with pytest.raises(OnPolicyError, match=f"each sample once: see the groups {wrong}"):
         shop.end()
     assert not (tmp_path / "certificate.jsonl").exists()
+
+
+def test_every_sample_has_one_origin_and_one_end(tmp_path):
+    shop = Shop(tmp_path, groups=2, filtered=True)
+    shop.ledger.reused(0, 2)
+    shop.ledger.group(make_group(index=0), True)
+    shop.enter(1)
+    for index in (2, 3):  # candidates beyond the last one needed: one was answered, one aborted
+        shop.ledger.asked(index, 2)
+    shop.ledger.answered(2)
+    shop.train(0, 1)
+    shop.end()
+    told = json.loads((tmp_path / "certificate.jsonl").read_text())["ledger"]
+    assert told == {"asked": 6, "answered": 4, "reused": 2, "unneeded": 4, "filtered": 0, "trained": 4, "retried": 0}
+    assert told["asked"] + told["reused"] == told["trained"] + told["filtered"] + told["unneeded"]
+
+
+def test_a_sample_that_is_asked_answered_or_invented_twice_stops_the_run(tmp_path):
+    shop = Shop(tmp_path)
+    shop.enter(0)
+    with pytest.raises(OnPolicyError, match="group 0 was asked for twice"):
+        shop.ledger.reused(0, 2)
+    with pytest.raises(OnPolicyError, match="group 0 was answered twice"):
+        shop.ledger.answered(0)
+    with pytest.raises(OnPolicyError, match="group 1 was answered without having been asked"):
+        shop.ledger.answered(1)
+    shop.ledger.group(make_group(index=1), True)
+    shop.train(0, 1)
+    with pytest.raises(OnPolicyError, match=r"settled the groups \[1\] that nobody answered"):
+        shop.end()
+
+
+def test_a_group_that_was_asked_for_and_never_came_stops_the_run(tmp_path):
+    shop = Shop(tmp_path, groups=1)
+    shop.enter(0)
+    shop.ledger.asked(1, 2)
+    shop.train(0)
+    with pytest.raises(OnPolicyError, match=r"asked for the groups \[1\] and lost them"):
+        shop.end()
 
 
 def test_half_a_group_is_not_a_group(tmp_path):

@@ -13,7 +13,9 @@ from rondo.rewards.runner import Scores
 from rondo.rollout.advantage import advantages_of
 from rondo.rollout.background import Background
 from rondo.rollout.filters import FilterSettings
+from rondo.rollout.journal import RecordedPeriod
 from rondo.rollout.producer import Producer, ProducerSettings
+from rondo.rollout.recall import Recalled
 from rondo.stream.queue import GroupQueue
 from rondo.types import Answer, Group, Prompt, Response, Sampling, Shortfall
 
@@ -44,6 +46,20 @@ class FakePool:
         return Answer(engine="fake", boot="boot", version=(version, version), responses=responses)
 
 
+class FakeAccounts:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def asked(self, index, samples):
+        self.told.append(("asked", index))
+
+    def answered(self, index):
+        self.told.append(("answered", index))
+
+    def reused(self, index, samples):
+        self.told.append(("reused", index))
+
+
 class FakeScorer:
     """A group's rewards differ where its ordinal is not a multiple of three."""
 
@@ -64,7 +80,7 @@ def prompt_at(start: int):
     return lambda place: Prompt(ordinal=start + place, text="", token_ids=(start + place,), columns={})
 
 
-def run_period(background, pool, *, groups=4, start=0, **settings):
+def run_period(background, pool, *, groups=4, start=0, recall=None, accounts=None, **settings):
     seen: list[Group] = []
     warnings: list[str] = []
     queue = GroupQueue()
@@ -77,6 +93,8 @@ def run_period(background, pool, *, groups=4, start=0, **settings):
         settings=ProducerSettings(
             run_seed=0, group_size=2, sampling=SAMPLING, advantages=advantages_of("grpo", scale=True), **settings
         ),
+        accounts=accounts or FakeAccounts(),
+        recall=recall or Recalled(),
         on_group=lambda group, kept: seen.append(group),
         on_shortfall=warnings.append,
     )
@@ -165,6 +183,7 @@ def test_what_is_given_up_is_aborted_in_silence(background):
         settings=ProducerSettings(
             run_seed=0, group_size=2, sampling=SAMPLING, advantages=advantages_of("grpo", scale=True)
         ),
+        accounts=FakeAccounts(),
         on_group=lambda group, kept: None,
         on_shortfall=pytest.fail,
     )
@@ -175,3 +194,32 @@ def test_what_is_given_up_is_aborted_in_silence(background):
     background.call(asyncio.sleep(0.01))
     assert sorted(pool.aborted) == [0, 1, 2, 3]
     queue.raise_if_over()
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_what_the_journal_holds_is_not_generated_again(background, filtered):
+    """The rest is; what is trained, and where the next period starts, is what it would have been."""
+    settings = {"filter": FilterSettings(oversample=1.5, limit=40, in_order=True)} if filtered else {}
+    _, used, whole, seen, _ = run_period(background, FakePool(0), **settings)
+    kept = {group.index for group in whole}
+    before = [group for group in seen if group.index in (0, 2)]
+    interrupted = RecordedPeriod(
+        period=0,
+        header={},
+        groups=tuple(group for group in before if group.index in kept),
+        filtered=tuple(group for group in before if group.index not in kept),
+        updates=(),
+    )
+    recalled, accounts, pool = Recalled(), FakeAccounts(), FakePool(1)
+    recalled.hold(interrupted)
+    _, used_again, again, _, _ = run_period(background, pool, recall=recalled, accounts=accounts, **settings)
+
+    def told(groups):
+        return sorted((group.index, group.place, group.seed, group.answer, group.rewards) for group in groups)
+
+    assert told(again) == told(whole)
+    assert used_again == used
+    assert 0 not in pool.asked
+    assert 2 not in pool.asked
+    assert [index for what, index in accounts.told if what == "reused"] == [0, 2]
+    assert {index for what, index in accounts.told if what == "asked"} == set(pool.asked)

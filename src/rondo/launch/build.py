@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from transformers import AutoTokenizer
 
 from rondo.config import Config, asset_or_path
 from rondo.engines.pool import EnginePool
+from rondo.errors import StorageError
+from rondo.launch.build_ledger import build_ledger
 from rondo.launch.build_loader import build_loader
 from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
@@ -21,7 +24,6 @@ from rondo.launch.find_engines import join_engines, open_session
 from rondo.loop import Run
 from rondo.observe.console import Console
 from rondo.observe.lane import Lane
-from rondo.observe.ledger import Ledger, LedgerSettings, software
 from rondo.observe.recorder import Recorder
 from rondo.prompts.dataset import Dataset, read_rows
 from rondo.prompts.stream import PromptStream
@@ -31,13 +33,14 @@ from rondo.rollout.background import Background
 from rondo.rollout.evaluation import Evaluation
 from rondo.rollout.journal import Journal
 from rondo.rollout.producer import Producer
+from rondo.rollout.recall import Recalled
 from rondo.stream.queue import GroupQueue
 from rondo.trainer.accounted import Accounted
 from rondo.trainer.checkpoint import Checkpoints
 from rondo.trainer.ensemble import AnyTrainer, Ensemble
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
-from rondo.types import Group, Publication
+from rondo.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,9 @@ class Built:
 
     run: Run
     own: Trainer  # this rank's
+    trainer: AnyTrainer  # all ranks', unaccounted
+    journal: Journal | None
+    recalled: Recalled
     tokenizer: Any
     background: Background
     session: aiohttp.ClientSession
@@ -57,6 +63,9 @@ class Built:
         self.background.call(self.scorer.close())
         self.background.call(self.session.close())
         self.background.close()
+        if self.journal is not None:  # what has not been written yet was not trained: a full disk said so already
+            with suppress(StorageError):
+                self.journal.close()
 
 
 def build(
@@ -88,7 +97,15 @@ def build(
     trainer: AnyTrainer = own
     if isinstance(ranks, Joined):
         trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
-    ledger = _ledger(config, folder, ranks, lambda: publisher.confirmed, lambda: trainer.tally.read())
+    ledger, journal = build_ledger(
+        config,
+        folder,
+        ranks.size if ranks else 1,
+        published=lambda: publisher.confirmed,
+        measured=lambda: trainer.tally.read(),
+        retried=lambda: pool.retries,
+    )
+    recalled = Recalled()
     context = context or engines()
     template = Template(tokenizer=tokenizer, max_new_tokens=config.rollout.max_new_tokens, max_context=context)
     prompts = _prompts(config, config.data.train, template, shuffle=config.data.shuffle)
@@ -125,6 +142,8 @@ def build(
         queue=queue,
         decode=decode,
         settings=producer_settings(config, own.model.policy, tokenizer),
+        accounts=ledger,
+        recall=recalled,
         on_group=settled,
         on_shortfall=console.warn,
     )
@@ -148,49 +167,35 @@ def build(
         ledger=ledger,
         evaluation=_evaluation(config, producer, template, lane, recorder),
         recorder=recorder,
-        checkpoints=Checkpoints(
-            folder=folder / "checkpoints",
-            trainer=trainer,
-            cursor=lambda: prompts.dataset.cursor,
-            every=config.trainer.checkpoint_every,
-            keep=config.trainer.keep_checkpoints,
-            lane=lane,
-        ),
+        checkpoints=_checkpoints(config, folder, trainer, prompts, lane),
     )
-    return Built(run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer)
+    return Built(
+        run=run,
+        own=own,
+        trainer=trainer,
+        journal=journal,
+        recalled=recalled,
+        tokenizer=tokenizer,
+        background=background,
+        session=session,
+        scorer=scorer,
+    )
+
+
+def _checkpoints(config: Config, folder: Path, trainer: AnyTrainer, prompts: PromptStream, lane: Lane) -> Checkpoints:
+    return Checkpoints(
+        folder=folder / "checkpoints",
+        trainer=trainer,
+        cursor=lambda: prompts.dataset.cursor,
+        every=config.trainer.checkpoint_every,
+        keep=config.trainer.keep_checkpoints,
+        lane=lane,
+    )
 
 
 def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:
     rows = read_rows(Path(asset_or_path(path)), config.data.prompt)
     return PromptStream(dataset=Dataset(rows=rows, seed=config.run.seed, shuffle=shuffle), template=template)
-
-
-def _ledger(
-    config: Config,
-    folder: Path,
-    ranks: Alone | Joined | None,
-    published: Callable[[], Publication | None],
-    measured: Callable[[], dict[str, float]],
-) -> Ledger:
-    header = {
-        "ranks": ranks.size if ranks else 1,
-        "threads": torch.get_num_threads(),
-        "micro_tokens": config.trainer.micro_tokens,
-        "software": software(),
-    }
-    journal = Journal(folder=folder, header=header, keep=config.journal.keep) if config.journal.enabled else None
-    return Ledger(
-        folder=folder,
-        journal=journal,
-        settings=LedgerSettings(
-            groups=config.rollout.prompts_per_period,
-            updates=config.schedule.updates_per_period,
-            filtered=config.algorithm.filter != "none",
-            max_logp_gap=config.logp_gap_limit,
-        ),
-        published=published,
-        measured=measured,
-    )
 
 
 def _evaluation(config: Config, producer: Producer, template: Template, lane: Lane, recorder: Recorder) -> Evaluation:

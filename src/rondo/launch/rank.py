@@ -22,11 +22,12 @@ from rondo.launch.build_trainer import build_trainer, published_weights, saved_s
 from rondo.launch.commands import share_of_cores
 from rondo.launch.join import join
 from rondo.launch.local import LOST_PEER
+from rondo.launch.resume import Replay, journal_header
 from rondo.loop import train
 from rondo.observe.console import Console
 from rondo.observe.lane import Lane
-from rondo.observe.recorder import forget_from
-from rondo.rollout.journal import forget_periods
+from rondo.observe.recorder import forget_from, told_periods
+from rondo.rollout.journal import RecordedPeriod, forget_periods
 from rondo.stream.queue import GroupQueue
 from rondo.trainer.ensemble import follow
 from rondo.trainer.parallel import Alone, Joined, leave
@@ -63,7 +64,7 @@ def _train(config: Config, folder: Path, queue: GroupQueue, *, resume: bool) -> 
     if isinstance(ranks, Joined) and ranks.rank > 0:
         follow(build_trainer(config, Lane(), ranks=ranks, device=device), ranks)
     else:
-        _lead(config, folder, queue, ranks, device, resume=resume)
+        lead(config, folder, queue, ranks, device, resume=resume)
 
 
 def _threads(config: Config, ranks: int) -> int:
@@ -73,9 +74,10 @@ def _threads(config: Config, ranks: int) -> int:
     return config.trainer.threads or share_of_cores(config, ranks)
 
 
-def _lead(
+def lead(
     config: Config, folder: Path, queue: GroupQueue, ranks: Alone | Joined, device: torch.device, *, resume: bool
 ) -> None:
+    """Rank 0's life, in a process of its own or in that of a test."""
     sys.setswitchinterval(0.001)  # the producer's thread must not wait long behind the training thread
     (folder / "logs").mkdir(exist_ok=True)  # the launcher's, where there is one
     console = Console(total=config.schedule.periods)
@@ -83,11 +85,10 @@ def _lead(
     built = build(config, folder, queue=queue, console=console, ranks=ranks, device=device)
     run = built.run
     try:
-        progress = run.checkpoints.restore() if resume else None
-        start = progress.period if progress else 0
-        run.prompts.dataset.cursor = progress.cursor if progress else 0
+        if not resume:
+            forget_periods(folder, 0)  # of one that ended before its first line
+        start = _resumed(config, built, folder, queue, console, ranks.size) if resume else 0
         forget_from(folder, start)
-        forget_periods(folder, start)
         console.begin(start, built.own.model.policy.num_parameters(), len(run.prompts.dataset))
         run.recorder.begin()
         _loop(config, built, start)
@@ -96,6 +97,49 @@ def _lead(
         console.end(folder)
     finally:
         built.close()
+
+
+def _resumed(config: Config, built: Built, folder: Path, queue: GroupQueue, console: Console, ranks: int) -> int:
+    """The period to go on with: trainer and data stand at its start, and what was settled of it is at hand."""
+    run = built.run
+    progress = run.checkpoints.restore()
+    run.prompts.dataset.cursor = progress.cursor if progress else 0
+    forget_from(folder, sys.maxsize)  # nothing but torn lines
+
+    def again(period: RecordedPeriod) -> None:
+        """Killed between the two, a run may have left a whole journal and not the lines that follow from it."""
+        assert period.end is not None
+        if period.period not in told_periods(folder, "certificate.jsonl"):
+            run.ledger.write(period.end)
+        if period.period not in told_periods(folder, "metrics.jsonl"):
+            forget_from(folder, period.period, ["samples.jsonl"])
+            for group, _ in period.settled:
+                run.recorder.saw(group)
+            run.recorder.finish(period.period)
+        run.checkpoints.finish(period.period)
+
+    replay = Replay(
+        config=config,
+        folder=folder,
+        header=journal_header(config, ranks),
+        trainer=built.trainer,
+        prompts=run.prompts,
+        promised=built.own.device.type == "cpu" or torch.are_deterministic_algorithms_enabled(),
+        say=console.warn,
+        check=queue.raise_if_over,
+        on_period=again,
+    )
+    try:
+        found = replay.run(progress.period if progress else 0)
+    except Interrupted:
+        run.trainer.close()
+        raise Interrupted("stopped while it trained the journalled periods again; go on with --resume") from None
+    forget_periods(folder, found.start + (found.interrupted is not None))
+    if found.interrupted is not None and built.journal is not None:
+        built.recalled.hold(found.interrupted)
+        built.journal.carry(found.interrupted)
+    console.resumed(progress.period if progress else None, found.replayed, found.interrupted)
+    return found.start
 
 
 def _loop(config: Config, built: Built, start: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rondo.config import Config
+    from rondo.rollout.journal import RecordedPeriod
 
 BAR = 20  # characters
 
@@ -36,6 +37,11 @@ class Console:
     def begin(self, start: int, parameters: int, rows: int) -> None:
         self._say(f"rondo: {parameters / 1e6:.2f} M parameters, {rows} prompts; from period {start} to {self._total}")
         self._since = time.monotonic()
+
+    def resumed(self, checkpoint: int | None, replayed: int, interrupted: RecordedPeriod | None) -> None:
+        origin = "the base model" if checkpoint is None else f"the checkpoint of period {checkpoint}"
+        reused = f"; {len(interrupted.settled)} groups of period {interrupted.period} are reused" if interrupted else ""
+        self._say(f"rondo: resumed from {origin}; {replayed} journalled periods trained again as recorded{reused}")
 
     def show(self, line: dict[str, Any]) -> None:
         if "eval_reward" in line:

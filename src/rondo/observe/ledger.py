@@ -1,9 +1,9 @@
 """The ledger: accounts for every group of a period, and stops a run whose account does not balance.
 
 Groups are entered by the producer's thread when they are settled, before the loader can see them; micro-batches and
-steps by the trainer's thread. Everything is journalled as it comes. `finish` closes the period: what was entered must
-have been trained, once, from the one version that was published, and the balance becomes a line of
-`certificate.jsonl`. It looks at what was really handed over, not at what those who did it say.
+steps by the trainer's thread. Everything is journalled as it comes. `finish` closes the period: what was asked must
+have been answered, entered and trained, once, from the one version that was published, and the balance becomes a line
+of `certificate.jsonl`. It looks at what was really handed over, not at what those who did it say.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import rondo
 from rondo.errors import OnPolicyError
+from rondo.observe.samples import SampleAccount
 from rondo.rollout.journal import Journal
 from rondo.types import Group, MicroBatch, Publication, StepHashes
 
@@ -41,14 +42,28 @@ class Ledger:
         settings: LedgerSettings,
         published: Callable[[], Publication | None],
         measured: Callable[[], Mapping[str, float]],
+        retried: Callable[[], int] = int,
     ) -> None:
         self._path = folder / "certificate.jsonl"
         self._journal = journal
         self._settings = settings
         self._published = published
         self._measured = measured  # the trainer's metrics of the period so far
+        self._retried = retried  # requests sent again, in the whole run
+        self._retried_before = 0
         self._seconds = 0.0  # the producer's and the trainer's both: an addition that is lost now and then is no harm
         self._begin()
+
+    def asked(self, index: int, samples: int) -> None:
+        """Called by the producer before a group's request leaves for the engines; sent again, it is the same."""
+        self._samples.asked(index, samples)
+
+    def answered(self, index: int) -> None:
+        self._samples.answered(index)
+
+    def reused(self, index: int, samples: int) -> None:
+        """Instead of the two above: the group is in the journal of the interrupted run."""
+        self._samples.reused(index, samples)
 
     def group(self, group: Group, kept: bool) -> None:
         with self._timed():
@@ -78,11 +93,14 @@ class Ledger:
         """Called when the period's last version was published. Raises OnPolicyError when something does not add up."""
         with self._timed():
             account = self._balance(period)
-            with self._path.open("a") as file:
-                file.write(json.dumps(account) + "\n")
+            self.write(account)
             if self._journal:
                 self._journal.finish(account)
             self._begin()
+
+    def write(self, account: Mapping[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(account) + "\n")
 
     def take_seconds(self) -> float:
         """Time spent in here and in the journal since the last call."""
@@ -90,6 +108,7 @@ class Ledger:
         return spent
 
     def _begin(self) -> None:
+        self._samples = SampleAccount()
         self._entered: dict[int, tuple[int, bool]] = {}  # by index: responses, kept
         self._boots: set[str] = set()
         self._trained: dict[int, list[tuple[int, int]]] = {}  # by index: responses first..last, as they were taken
@@ -117,6 +136,8 @@ class Ledger:
     def _balance(self, period: int) -> dict[str, Any]:
         kept = {index: count for index, (count, needed) in self._entered.items() if needed}
         self._balance_groups(period, kept)
+        samples = self._samples.balance(period, self._entered, may_leave=self._settings.filtered)
+        retried, self._retried_before = self._retried() - self._retried_before, self._retried()
         published, gap = self._published(), self._measured()
         if published is None or published.version != period + 1:
             raise OnPolicyError(f"period {period} ended with version {published and published.version} published")
@@ -140,6 +161,7 @@ class Ledger:
             "groups_without_gradient": self._skipped,
             "groups_filtered": len(self._entered) - len(kept),
             "samples": sum(kept.values()),
+            "ledger": {**samples, "retried": retried},  # samples, and requests that were sent again
             "logp_gap_mean": gap.get("logp_gap_mean"),
             "logp_gap_max": gap.get("logp_gap_max"),
             "gradient_hashes": [hashes.gradient for hashes in self._steps if hashes],

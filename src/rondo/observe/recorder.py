@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rondo.errors import JournalError
 from rondo.observe.lane import Lane
 from rondo.observe.metrics import Tally
 from rondo.types import Group
@@ -104,16 +106,35 @@ class Recorder:
             file.write(json.dumps(record) + "\n")
 
 
-def forget_from(folder: Path, period: int) -> None:
-    """Drop the lines of periods that a resumed run will train again, so that every period has one line."""
-    keys = {
-        "metrics.jsonl": "period",
-        "samples.jsonl": "period",
-        "certificate.jsonl": "period",
-        "evals.jsonl": "version",
-    }
-    for name, key in keys.items():
-        path = folder / name
+KEYS = {"metrics.jsonl": "period", "samples.jsonl": "period", "certificate.jsonl": "period", "evals.jsonl": "version"}
+
+
+def forget_from(folder: Path, period: int, names: Iterable[str] = tuple(KEYS)) -> None:
+    """Drop the lines of periods that a resumed run will train again, so that every period has one line; and a last line
+    that is torn."""
+    for name in names:
+        path, key = folder / name, KEYS[name]
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if json.loads(line)[key] < period]
-            path.write_text("".join(line + "\n" for line in kept))
+            kept = [line for line in _whole_lines(path) if line[key] < period]
+            aside = path.with_suffix(".partial")
+            aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            os.replace(aside, path)
+
+
+def told_periods(folder: Path, name: str) -> set[int]:
+    """Those that have a line in this file."""
+    path = folder / name
+    return {line[KEYS[name]] for line in _whole_lines(path)} if path.exists() else set()
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """All but a last one that was being written when the process or the power went."""
+    lines = path.read_text().splitlines()
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise JournalError(f"{path} is damaged in line {number}: restore or remove that line") from None
+    return found

@@ -12,21 +12,25 @@
 Groups come from the producer's thread, the rest from the trainer's; a lock keeps records whole. Everything is
 handed to the operating system before a micro-batch is trained: what was trained is on record even if the process dies.
 What power loss may leave, half a record or zeros at the end, is dropped when read; damage anywhere else is an error.
+A resumed run carries the groups of the interrupted period over into the new file before it replaces the old one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
 import sys
 import threading
+import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from rondo.errors import JournalError
+from rondo.errors import JournalError, StorageError
 from rondo.rollout.record import pack_group, unpack_group
 from rondo.types import Group, MicroBatch, Part, StepHashes
 
@@ -35,6 +39,8 @@ FRAME = struct.Struct("<IcI")  # length, kind, CRC of the payload
 CHECK = struct.Struct("<I")  # CRC of the frame
 BUFFER = 1 << 16  # a write to the operating system lets other threads in: not for every group
 PENDING = 64  # groups
+PENDING_SECONDS = 0.5  # where groups come slowly, each is worth a write of its own
+ALIKE = ("ranks", "threads", "micro_tokens")  # of the header: what decides about bits beside the settings
 HEADER, GROUP, MICRO, STEP, END = b"H", b"G", b"M", b"S", b"E"
 
 
@@ -73,25 +79,59 @@ class RecordedPeriod:
     def complete(self) -> bool:
         return self.end is not None
 
+    @property
+    def settled(self) -> tuple[tuple[Group, bool], ...]:
+        """Every group, in prompt order, and whether it was kept."""
+        both = [(group, True) for group in self.groups] + [(group, False) for group in self.filtered]
+        return tuple(sorted(both, key=lambda pair: pair[0].index))
+
+    def rebuilt(self, finish: Callable[[list[Group]], list[Group]] | None) -> list[list[MicroBatch]]:
+        """The updates that were stepped, as they were trained; `finish` is what was done to the period's groups when
+        all were there."""
+        kept = [group for group, trained in self.settled if trained]
+        groups = {group.index: group for group in (finish(kept) if finish else kept)}
+        return [[micro.rebuilt(groups) for micro in update.micros] for update in self.updates]
+
 
 class Journal:
-    def __init__(self, *, folder: Path, header: Mapping[str, Any], keep: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        header: Mapping[str, Any],
+        keep: int = 0,
+        published: Callable[[], str] = str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._folder = folder / "journal"
         self._header = header
         self._keep = keep
+        self._published = published  # checksum of the weights that groups are sampled from
+        self._clock = clock
         self._lock = threading.Lock()
         self._file: IO[bytes] | None = None
         self._pending: list[tuple[Group, bool]] = []  # settled, not yet written, not yet trained
+        self._written_at = clock()
+        self._carried: RecordedPeriod | None = None
+        self._held: set[int] = set()  # indexes of the open period's groups that came with it
+
+    def carry(self, interrupted: RecordedPeriod) -> None:
+        """The groups of this period need not be written again: its new file will begin with them."""
+        self._carried = interrupted
 
     def group(self, group: Group, kept: bool) -> None:
-        """Called for every settled group, before anybody can train it. Written with the next micro-batch or step, or
-        when many wait: one after the other they cost a fraction of what each costs in between other work."""
+        """Called for every settled group, before anybody can train it. Written with the next micro-batch or step, when
+        many wait, or after a while: one after the other they cost a fraction of what each costs in between other
+        work."""
         with self._lock:
             if self._file is None:
-                self._open(group.period)
+                self._begin(group.period)
+            if group.index in self._held:
+                return
             self._pending.append((group, kept))
-            if len(self._pending) >= PENDING:
-                self._write_pending()
+            late = self._clock() - self._written_at >= PENDING_SECONDS
+            if late or len(self._pending) >= PENDING:
+                self._write_pending(flush=late)
 
     def micro(self, micro: MicroBatch) -> None:
         parts = [(part.group.index, part.first, part.last) for part in micro.parts]
@@ -102,36 +142,63 @@ class Journal:
         self._write_json(STEP, hashes and asdict(hashes))
 
     def finish(self, account: Mapping[str, Any]) -> None:
-        """The period is over and its account balances."""
+        """The period is over and its account balances: on disk, even if the power fails."""
         self._write_json(END, account)
+        with self._lock:
+            if self._file is not None:
+                os.fsync(self._file.fileno())
         self.close()
         for old in recorded_paths(self._folder.parent)[: -self._keep] if self._keep else ():
             old.unlink()
 
     def close(self) -> None:
         with self._lock:
-            if self._file is not None:
-                self._write_pending()
-                self._file.close()
-            self._file = None
+            if self._file is None:
+                return
+            try:
+                self._write_pending(flush=True)
+            finally:
+                with suppress(OSError):  # what it could not write was said by the flush
+                    self._file.close()
+                self._file = None
 
-    def _open(self, period: int) -> None:
+    def _begin(self, period: int) -> None:
+        carried = self._carried.settled if self._carried and self._carried.period == period else ()
+        self._held = {group.index for group, _ in carried}
+        try:
+            self._open(period, carried)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _open(self, period: int, carried: Sequence[tuple[Group, bool]]) -> None:
+        """Written aside first: until the new file holds what the old one did, the old one stays."""
         self._folder.mkdir(exist_ok=True)
-        self._file = _path(self._folder.parent, period).open("wb", buffering=BUFFER)
+        path = _path(self._folder.parent, period)
+        aside = path.with_suffix(".partial")
+        self._file = aside.open("wb", buffering=BUFFER)
         self._file.write(MAGIC)
-        self._write(HEADER, json.dumps({**self._header, "period": period}).encode())
+        header = {**self._header, "period": period, "published": self._published()}
+        self._write(HEADER, json.dumps(header).encode())
+        for group, kept in carried:
+            self._write(GROUP, pack_group(group, kept))
+        self._file.flush()
+        if carried:
+            os.fsync(self._file.fileno())
+        os.replace(aside, path)
 
     def _write_json(self, kind: bytes, record: object) -> None:
         with self._lock:
-            self._write_pending()
+            self._write_pending(flush=False)
             self._write(kind, json.dumps(record).encode())
-            if self._file is not None:
-                self._file.flush()
+            self._flush()
 
-    def _write_pending(self) -> None:
+    def _write_pending(self, *, flush: bool) -> None:
         for group, kept in self._pending:
             self._write(GROUP, pack_group(group, kept))
         self._pending.clear()
+        self._written_at = self._clock()
+        if flush:
+            self._flush()
 
     def _write(self, kind: bytes, payload: bytes) -> None:
         if self._file is None:
@@ -140,9 +207,20 @@ class Journal:
         try:
             self._file.write(b"".join((frame, CHECK.pack(zlib.crc32(frame)), payload)))
         except OSError as error:
-            raise JournalError(
-                f"{self._folder} cannot be written: {error.strerror}: make room, or set journal.enabled = false"
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _flush(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.flush()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self._folder} cannot be written: {error.strerror}: make room and go on with --resume, or set "
+            "journal.enabled = false"
+        )
 
 
 def read_period(folder: Path, period: int) -> RecordedPeriod:

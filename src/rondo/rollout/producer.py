@@ -1,7 +1,8 @@
 """The producer: one period's prompts to the engines, each group out when it is whole and scored.
 
 Runs on the background loop. Consumes prompts, produces groups into the queue (waking the loader), waits for the
-engine pool and the reward workers. Whatever fails in it fails the queue: the loader then raises it by name.
+engine pool and the reward workers. Whatever fails in it fails the queue: the loader then raises it by name. A group
+that the journal of an interrupted run holds is taken from there instead.
 """
 
 from __future__ import annotations
@@ -35,6 +36,20 @@ class Scorer(Protocol):
     ) -> Scores: ...
 
 
+class Accounts(Protocol):
+    """Who is told what became of every group's samples."""
+
+    def asked(self, index: int, samples: int) -> None: ...
+    def answered(self, index: int) -> None: ...
+    def reused(self, index: int, samples: int) -> None: ...
+
+
+class Recall(Protocol):
+    """The group that an interrupted run had settled, and whether it was kept; None: it is to be generated."""
+
+    def __call__(self, period: int, index: int, seed: int, prompt: Prompt, /) -> tuple[Group, bool] | None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProducerSettings:
     run_seed: int
@@ -55,8 +70,10 @@ class Producer:
         queue: GroupQueue,
         decode: Callable[[Sequence[int]], str],
         settings: ProducerSettings,
+        accounts: Accounts,
         on_group: Callable[[Group, bool], None],
         on_shortfall: Callable[[str], None],
+        recall: Recall = lambda period, index, seed, prompt: None,
     ) -> None:
         self._background = background
         self._pool = pool
@@ -64,6 +81,8 @@ class Producer:
         self._queue = queue
         self._decode = decode
         self._settings = settings
+        self._accounts = accounts
+        self._recall = recall
         self._on_group = on_group
         self._on_shortfall = on_shortfall
         self._working: Future[int] | None = None
@@ -143,7 +162,12 @@ class Producer:
         """A whole, scored group; and whether its rewards differ, before length costs any."""
         asked_at = time.monotonic()
         seed = group_seed(self._settings.run_seed, period, prompt.ordinal)
+        if (known := self._recall(period, index, seed, prompt)) is not None:
+            self._accounts.reused(index, len(known[0].answer.responses))
+            return known
+        self._accounts.asked(index, self._settings.group_size)
         answer = await self._ask(prompt, n=self._settings.group_size, seed=seed, version=period)
+        self._accounts.answered(index)
         answered_at = time.monotonic()
         scores = await self._score(prompt, answer)
         rewards, parts = self._shaped(answer, scores)

@@ -53,8 +53,11 @@ class Checkpoints:
         aside.mkdir(parents=True)
         self._trainer.write(aside)
         (aside / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
+        for written in (*aside.rglob("*"), aside):  # a rename must not be on disk before what it names
+            _sync(written)
         shutil.rmtree(path, ignore_errors=True)
         os.replace(aside, path)
+        _sync(self._folder)
         for old in self.paths()[: -self._keep]:
             shutil.rmtree(old)
         return path
@@ -75,3 +78,11 @@ class Checkpoints:
         if found != progress.weights:
             raise UserError(f"{path} is damaged: its weights have checksum {found}, not {progress.weights}: remove it")
         return progress
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -46,10 +46,7 @@ class Rehearsal(GroupQueue):
 
 def recorded(config: Config, period: RecordedPeriod) -> Updates:
     """As the run trained it."""
-    finish = whole_period(config)
-    kept = sorted(period.groups, key=lambda group: group.index)
-    groups = {group.index: group for group in (finish(kept) if finish else kept)}
-    return [[micro.rebuilt(groups) for micro in update.micros] for update in period.updates]
+    return period.rebuilt(whole_period(config))
 
 
 def synchronous(config: Config, period: RecordedPeriod, ranks: int) -> Updates:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rondo.config import Config, read_config
 from rondo.errors import ConfigError, JournalError
-from rondo.rollout.journal import read_period, recorded_periods
+from rondo.rollout.journal import ALIKE, read_period, recorded_periods
 from rondo.verify.plan import Plan
 
 
@@ -85,7 +85,7 @@ def one_header(folder: Path, chain: tuple[int, ...]) -> Mapping[str, Any]:
     headers = {period: read_period(folder, period).header for period in chain}
     first = headers[chain[0]]
     for period, header in headers.items():
-        for key in ("ranks", "threads", "micro_tokens"):
+        for key in ALIKE:
             if header[key] != first[key]:
                 raise JournalError(
                     f"{folder}: period {chain[0]} was trained with {key} = {first[key]} and period {period} with "
