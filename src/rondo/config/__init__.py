@@ -89,6 +89,9 @@ class RewardsConfig(Section):
     seconds: float = Field(default=30.0, gt=0, description="Hard limit for scoring one group.")
     on_error: Literal["fail", "zero"] = Field(default="fail", description="Stop the run, or score 0 and count it.")
     workers: Positive = Field(default=1, description="Worker processes.")
+    memory_mb: int = Field(
+        default=8192, ge=0, description="What a worker process may allocate, code that it starts included; 0: no limit."
+    )
 
     @model_validator(mode="after")
     def _a_weight_each(self) -> RewardsConfig:

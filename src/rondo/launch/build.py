@@ -81,7 +81,7 @@ def build(
     lane = Lane("preparing")
     tokenizer = AutoTokenizer.from_pretrained(asset_or_path(config.model.path))
     background = Background("producer")
-    scorer = build_scorer(config, folder)
+    scorer = build_scorer(config, folder, warn=console.warn)
     background.call(scorer.start())
     session = background.call(open_session())
     pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))

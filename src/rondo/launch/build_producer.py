@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rondo.rollout.producer import ProducerSettings
 from rondo.types import Sampling
 
 
-def build_scorer(config: Config, folder: Path) -> RewardRunner:
+def build_scorer(config: Config, folder: Path, *, warn: Callable[[str], None]) -> RewardRunner:
     rewards = config.rewards
     return RewardRunner(
         functions=rewards.functions,
@@ -26,6 +27,8 @@ def build_scorer(config: Config, folder: Path) -> RewardRunner:
         workers=rewards.workers,
         log=folder / "logs" / "rewards.log",
         evidence=folder / "evidence",
+        memory_mb=rewards.memory_mb,
+        on_retry=warn,
     )
 
 

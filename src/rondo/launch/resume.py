@@ -32,7 +32,7 @@ from rondo.weights.checksum import checksum
 FREE = {
     "run.name", "run.folder", "schedule.periods", "trainer.ranks", "trainer.threads", "trainer.cpus", "trainer.device",
     "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.memory_share", "rewards.seconds",
-    "rewards.on_error", "rewards.workers", "data.eval",
+    "rewards.on_error", "rewards.workers", "rewards.memory_mb", "data.eval",
 }  # fmt: skip
 SECTIONS = ("run", "model", "data", "rollout", "schedule", "algorithm", "trainer", "rewards")
 

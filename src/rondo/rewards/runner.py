@@ -20,7 +20,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -31,6 +31,7 @@ from rondo.errors import DiedError, RewardError
 from rondo.rewards.base import part_names
 
 START_SECONDS = 120.0  # a reward function may import a large library
+DEATHS = 3  # of workers, before the group they were scoring is to blame
 EVIDENCE_KEPT = 20  # files that on_error = "zero" writes; "fail" stops at its first
 
 
@@ -55,8 +56,13 @@ class RewardRunner:
         workers: int,
         log: Path,
         evidence: Path,
+        memory_mb: int = 0,
+        on_retry: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.failures = 0  # groups that could not be scored
+        self.retries = 0  # groups that were scored again because a worker died
+        self._memory_mb = memory_mb
+        self._on_retry = on_retry
         self._functions = tuple(functions)
         self._weights = dict(zip(part_names(functions), weights or [1.0] * len(functions), strict=True))
         self._seconds = seconds
@@ -93,9 +99,7 @@ class RewardRunner:
             "columns": dict(columns),
         }
         try:
-            async with self._worker() as worker:
-                parts = await worker.ask(request, self._seconds)
-            return self._scores(parts)
+            return self._scores(await self._ask(request))
         except _ScoringError as failure:
             return self._fail(failure, request)
 
@@ -110,6 +114,20 @@ class RewardRunner:
                 places.callback(self._free.put_nowait, None)  # a late `score` must find one to be refused
             if self._processes:
                 await asyncio.wait([worker.gone for worker in self._processes])
+
+    async def _ask(self, request: Mapping[str, Any]) -> dict[str, list[float | None]]:
+        """A worker that somebody killed is no verdict on the function: the group goes to a fresh one. A group that ends
+        every worker it meets is."""
+        for attempt in range(DEATHS):
+            try:
+                async with self._worker() as worker:
+                    return await worker.ask(request, self._seconds)
+            except _WorkerDied as death:
+                if attempt == DEATHS - 1:
+                    raise _ScoringError(f"{death}, {DEATHS} times") from None
+                self.retries += 1
+                self._on_retry(f"{death}: the group is scored again")
+        raise AssertionError("unreachable")
 
     async def _warm(self) -> None:
         async with self._worker():
@@ -136,7 +154,7 @@ class RewardRunner:
         worker.gone.add_done_callback(lambda _: self._processes.discard(worker))
         if self._closed:  # `close` looked while this process was being started
             worker.kill()
-        await worker.introduce(self._functions)
+        await worker.introduce(self._functions, self._memory_mb)
         return worker
 
     def _scores(self, parts: Mapping[str, Sequence[float | None]]) -> Scores:
@@ -193,6 +211,10 @@ class _ScoringError(RewardError):
         self.traceback = traceback
 
 
+class _WorkerDied(_ScoringError):  # noqa: N818
+    """The process ended before it answered."""
+
+
 class _Worker(asyncio.SubprocessProtocol):
     """One worker process: a request in, its answer out. Made and used in one event loop.
 
@@ -208,9 +230,12 @@ class _Worker(asyncio.SubprocessProtocol):
         self._tickets = count(1)
         self._exit_status: int | None = None
 
-    async def introduce(self, functions: Sequence[str]) -> None:
+    async def introduce(self, functions: Sequence[str], memory_mb: int = 0) -> None:
         answer = await self._exchange(
-            {"functions": list(functions)}, f"importing {', '.join(functions)}", START_SECONDS, "to start"
+            {"functions": list(functions), "memory_mb": memory_mb},
+            f"importing {', '.join(functions)}",
+            START_SECONDS,
+            "to start",
         )
         if "error" in answer:
             self.kill()
@@ -251,7 +276,7 @@ class _Worker(asyncio.SubprocessProtocol):
             self.kill()
             raise
         self.alive = False
-        raise _ScoringError(f"{what} ended its worker process ({_status(self._exit_status)})")
+        raise _WorkerDied(f"{what} ended its worker process ({_status(self._exit_status)})")
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):

@@ -1,13 +1,13 @@
 """The process in which reward functions run: `python -m rondo.rewards.worker`.
 
-JSON lines in, JSON lines out. The first line in is {"functions": [...]}, answered by {"ready": true} or
-{"error": sentence}. Then each {"id", "prompt", "completions", "completion_ids", "columns"} is answered by one
+JSON lines in, JSON lines out. The first line in is {"functions": [...], "memory_mb": ...}, answered by {"ready": true}
+or {"error": sentence}. Then each {"id", "prompt", "completions", "completion_ids", "columns"} is answered by one
 {"id", "running": name} per function, as it starts, and at last by {"id", "parts": {name: [...]}} or
 {"id", "error": sentence, "traceback": text}. The end of stdin is the end of the process.
 
 One thread, one request at a time: it waits for the next line and nothing else. User code finds stdin empty
 and stdout pointing at stderr, so that what it reads or prints cannot touch the protocol. Time limits are the
-parent's.
+parent's; the memory limit is the kernel's, set before any user code is imported.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import ctypes
 import inspect
 import json
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -52,8 +53,10 @@ def serve(requests: BinaryIO, answer: Callable[..., None]) -> None:
     first = requests.readline()
     if not first:
         return
+    told = json.loads(first)
+    _limit_memory(told["memory_mb"])
     try:
-        functions = resolve_all(json.loads(first)["functions"])
+        functions = resolve_all(told["functions"])
     except RewardError as error:
         answer(error=str(error), traceback=traceback.format_exc())
         return
@@ -63,7 +66,7 @@ def serve(requests: BinaryIO, answer: Callable[..., None]) -> None:
         request = json.loads(line)
         ticket = request.pop("id")
         try:
-            parts = _score(functions, request, awaiting, partial(answer, id=ticket))
+            parts = _score(functions, request, awaiting, partial(answer, id=ticket), told["memory_mb"])
         except BaseException as error:  # user code, SystemExit included: the failure becomes an answer
             answer(id=ticket, error=str(error), traceback=traceback.format_exc())
         else:
@@ -75,6 +78,7 @@ def _score(
     request: dict[str, Any],
     awaiting: _Awaiting,
     answer: Callable[..., None],
+    memory_mb: int,
 ) -> dict[str, list[float | None]]:
     arguments = call_arguments(**request)
     parts = {}
@@ -84,6 +88,8 @@ def _score(
             outcome = function(**arguments)
             if inspect.isawaitable(outcome):
                 outcome = awaiting.run(outcome)
+        except MemoryError as error:
+            raise RewardError(f"reward {name} needed more than {memory_mb} MB (rewards.memory_mb)") from error
         except BaseException as error:
             raise RewardError(f"reward {name} raised {described(error)}") from error
         parts[name] = checked(name, outcome, len(request["completions"]))
@@ -115,6 +121,12 @@ def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # prints survive a kill
     return requests, answers
+
+
+def _limit_memory(megabytes: int) -> None:
+    """Of what a process writes to; what it merely maps (libraries, a device's address space) does not count."""
+    if megabytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (megabytes << 20, megabytes << 20))
 
 
 def _die_with_parent() -> None:
