@@ -23,6 +23,7 @@ from rondo.config import Config
 from rondo.engines.vllm import OLDEST, find_python
 from rondo.errors import ConfigError, RondoError
 from rondo.launch.cpu import CAP, PROBE, WITHOUT_AMX
+from rondo.rewards.sandbox import refusal
 from rondo.weights.folder import SHARED_MEMORY
 
 Level = Literal["ok", "note", "bad"]
@@ -31,6 +32,7 @@ NEEDED = {"torch": (2, 11), "transformers": (5, 5)}
 OPTIONAL = {
     "peft": "trainer.lora needs it: pip install 'rondo-rl[lora]'",
     "pyarrow": "Parquet data needs it: pip install 'rondo-rl[data]'",
+    "math-verify": "rondo.rewards.math needs it: pip install 'rondo-rl[math]'",
 }
 OPEN_FILES = 1024  # a run with a few hundred requests in flight needs a socket for each
 SHARED_GB = 1.0
@@ -53,6 +55,7 @@ def examine(config: Config | None = None) -> Iterator[Finding]:
         memory_and_disk,
         open_files,
         loopback,
+        sandbox,
         vllm,
     )
     for check in checks:
@@ -154,6 +157,13 @@ def loopback() -> Iterator[Finding]:
     except OSError as error:
         mend = "engines and trainer talk there: allow it in the container's or firewall's settings"
         yield Finding(level="bad", what=f"no connection over 127.0.0.1: {error.strerror or error}", mend=mend)
+
+
+def sandbox() -> Iterator[Finding]:
+    if why := refusal():
+        yield Finding(level="note", what=f"rondo.rewards.code cannot be used: {why}")
+    else:
+        yield Finding(level="ok", what="programs that a model wrote can be locked in (rondo.rewards.code)")
 
 
 def vllm(configured: str = "") -> Iterator[Finding]:

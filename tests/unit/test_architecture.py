@@ -52,6 +52,11 @@ def test_the_import_rule_holds(packages, forbidden):
                 assert not broken, f"{path.relative_to(ROOT)} imports {name}"
 
 
+def test_math_verify_is_imported_by_the_module_that_wraps_it_alone():
+    users = [path for path in FILES if any(name.split(".")[0] == "math_verify" for name in imports(path))]
+    assert users == [ROOT / "rewards" / "math.py"]
+
+
 def test_importing_rondo_and_asking_for_help_does_not_import_torch():
     program = "import sys, rondo, rondo.cli; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -80,13 +80,19 @@ def interrupted(completions, **columns):
     return [1.0] * len(completions)
 
 def hangs(completions, folder, **columns):
-    if completions[0] == "do not":
+    if completions[0] == "do not" or Path(folder[0], "enough").exists():
         return [1.0] * len(completions)
     child = subprocess.Popen(["sleep", "600"])
     started = Path(folder[0], "started")
     started.with_suffix(".part").write_text(f"{os.getpid()} {child.pid}")
     started.with_suffix(".part").rename(started)
     time.sleep(600)
+
+def pid(completions, **columns):
+    return [os.getpid()] * len(completions)
+
+def swells(completions, **columns):
+    return [len(bytearray(1 << 30)) for completion in completions]
 
 def meets(completions, folder, **columns):
     Path(folder[0], completions[0]).touch()
@@ -332,6 +338,37 @@ def test_a_function_that_hangs_is_killed_with_its_children_and_replaced(file: Pa
             assert (await ask(runner, "do not", folder=str(file.parent))).rewards == (1.0,)
 
     asyncio.run(hang())
+
+
+def test_a_worker_that_somebody_killed_costs_nobody_a_score(file: Path) -> None:
+    """Killed while it waits, and while it scores: the group goes to a fresh one."""
+
+    async def kill_twice() -> None:
+        said: list[str] = []
+        async with running(file, "pid", "hangs", on_retry=said.append) as runner:
+            idle = (await ask(runner, "do not", folder=str(file.parent))).parts["pid"][0]
+            os.kill(int(idle), signal.SIGKILL)
+            scores = await ask(runner, "do not", folder=str(file.parent))
+            assert scores.parts["hangs"] == (1.0,)
+            assert scores.parts["pid"] != (idle,)
+            scoring = asyncio.create_task(ask(runner, "do", folder=str(file.parent)))
+            busy, _ = await started(file.parent)
+            (file.parent / "enough").touch()  # the function hangs no longer
+            os.kill(busy, signal.SIGKILL)
+            assert (await scoring).parts["hangs"] == (1.0,)
+            assert runner.retries == 2
+            assert said[1] == "reward hangs ended its worker process (killed by SIGKILL): the group is scored again"
+
+    asyncio.run(kill_twice())
+
+
+def test_a_function_that_needs_too_much_memory_is_told_so(file: Path) -> None:
+    async def swell() -> None:
+        async with running(file, "swells", memory_mb=512) as runner:
+            with pytest.raises(RewardError, match=r"reward swells needed more than 512 MB \(rewards.memory_mb\)"):
+                await ask(runner, "x")
+
+    asyncio.run(swell())
 
 
 def test_a_worker_that_died_is_replaced(file: Path) -> None:

@@ -54,7 +54,7 @@ def serve(requests: BinaryIO, answer: Callable[..., None]) -> None:
     if not first:
         return
     told = json.loads(first)
-    _limit_memory(told["memory_mb"])
+    _limit_memory(told.get("memory_mb", 0))
     try:
         functions = resolve_all(told["functions"])
     except RewardError as error:
@@ -66,7 +66,7 @@ def serve(requests: BinaryIO, answer: Callable[..., None]) -> None:
         request = json.loads(line)
         ticket = request.pop("id")
         try:
-            parts = _score(functions, request, awaiting, partial(answer, id=ticket), told["memory_mb"])
+            parts = _score(functions, request, awaiting, partial(answer, id=ticket), told.get("memory_mb", 0))
         except BaseException as error:  # user code, SystemExit included: the failure becomes an answer
             answer(id=ticket, error=str(error), traceback=traceback.format_exc())
         else:
