@@ -322,8 +322,6 @@ def test_the_loader_hands_out_rounds_that_hold_every_sample_once(prompt_order):
         ),
         has_gradient=lambda group: True,
         lane=Lane(),
-        on_silence=lambda awaited, seconds: pytest.fail(awaited),
-        silence_seconds=5,
     )
     micros = [micro for update in loader.updates(0) for micro in update if micro.parts]
     packed = [divide(micro, ranks=3, budget=BUDGET) for micro in micros]
@@ -348,8 +346,6 @@ def test_a_round_waits_for_its_ranks_no_longer_than_the_last_one_took():
         settings=settings,
         has_gradient=lambda group: True,
         lane=Lane(),
-        on_silence=lambda awaited, seconds: None,
-        silence_seconds=5,
     )
     update = next(loader.updates(0))
     assert len(next(update).parts) == 1

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.errors import EngineError, Interrupted, RondoError
+from rondo.observe.diagnosis import Waits
 from rondo.observe.lane import Lane
 from rondo.stream.loader import Loader, LoaderSettings
 from rondo.stream.packing import packs, parts_of, whole
@@ -28,7 +29,7 @@ def groups_of(shapes) -> list[Group]:
 
 
 def loader_over(
-    groups, *, updates=1, budget=32, synchronous=False, prompt_order=False, arrival=None, silence=None, finish=None
+    groups, *, updates=1, budget=32, synchronous=False, prompt_order=False, arrival=None, waits=None, finish=None
 ):
     queue = GroupQueue()
     for group in arrival or groups:
@@ -44,8 +45,7 @@ def loader_over(
         ),
         has_gradient=lambda group: any(group.advantages),
         lane=Lane(),
-        on_silence=silence or (lambda awaited, seconds: pytest.fail(awaited)),
-        silence_seconds=5,
+        waits=waits,
         finish=finish,
     )
 
@@ -170,18 +170,18 @@ def test_a_group_that_comes_twice_or_from_another_period_is_refused():
         list(next(loader_over(groups, arrival=[make_group(period=1)]).updates(0)))
 
 
-def test_a_wait_that_lasts_says_what_it_waits_for():
-    groups = groups_of([[1], [1]])
-    said = []
+def test_a_wait_can_say_what_it_waits_for():
+    groups, waits, said = groups_of([[1], [1]]), Waits(), []
 
-    def silence(awaited: str, seconds: float) -> None:
-        said.append(awaited)
+    def look() -> None:
+        said.extend(waits.lines())
         loader._queue.put(groups[1])
 
-    loader = loader_over(groups, arrival=groups[:1], silence=silence)
-    loader._silence_seconds = 0.01
+    loader = loader_over(groups, arrival=groups[:1], waits=waits)
+    threading.Timer(0.2, look).start()
     list(next(loader.updates(0)))
-    assert said == ["period 0: 1 of 2 groups (1)"]
+    assert said == ["waiting for groups from the producer, for 0 s: period 0: 1 of 2 groups (1)"]
+    assert not waits.lines()
 
 
 def test_a_failed_queue_raises_its_first_reason_in_the_waiting_thread():

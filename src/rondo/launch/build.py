@@ -23,8 +23,10 @@ from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
 from rondo.launch.find_engines import join_engines, open_session
 from rondo.launch.join import device_of
+from rondo.launch.waits import watch_requests, watch_trainer
 from rondo.loop import Run
 from rondo.observe.console import Console
+from rondo.observe.diagnosis import Waits
 from rondo.observe.lane import Lane
 from rondo.observe.recorder import Recorder
 from rondo.prompts.dataset import Dataset, read_rows
@@ -77,20 +79,23 @@ def build(
     *,
     queue: GroupQueue,
     console: Console,
+    waits: Waits | None = None,
     ranks: Alone | Joined | None = None,
     device: torch.device | None = None,
 ) -> Built:
     """Rank 0's part: all but the other ranks' trainers."""
-    lane = Lane("preparing")
+    lane, waits = Lane("preparing"), waits or Waits()
     tokenizer = AutoTokenizer.from_pretrained(asset_or_path(config.model.path))
     background = Background("producer")
     scorer = build_scorer(config, folder, warn=console.warn)
     background.call(scorer.start())
     session = background.call(open_session())
+    watch_requests(session, waits)
     pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
 
     def engines() -> int:
-        return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+        with waits.awaiting("a sign that they are ready", "the engines"):
+            return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
 
     warming = _warm_up(config, device or device_of(config.trainer.device))
     # An engine that measures the memory it may use must not see the trainer take some at the same time.
@@ -109,6 +114,7 @@ def build(
         measured=lambda: trainer.tally.read(),
         retried=lambda: pool.retries,
     )
+    watch_trainer(lane, ranks.size if ranks else 1, lambda: ledger.events, waits)
     recalled = Recalled()
     context = context or engines()
     template = Template(tokenizer=tokenizer, max_new_tokens=config.rollout.max_new_tokens, max_context=context)
@@ -148,6 +154,7 @@ def build(
         settings=producer_settings(config, own.model.policy, tokenizer),
         accounts=ledger,
         recall=recalled,
+        waits=waits,
         on_group=settled,
         on_shortfall=console.warn,
     )
@@ -165,7 +172,7 @@ def build(
     run = Run(
         prompts=prompts,
         producer=producer,
-        loader=build_loader(config, queue, lane, console.silence, ranks.size if ranks else 1),
+        loader=build_loader(config, queue, lane, ranks.size if ranks else 1, waits),
         trainer=Accounted(trainer, ledger),
         publisher=publisher,
         ledger=ledger,

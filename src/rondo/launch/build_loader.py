@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rondo.config import Config
+from rondo.observe.diagnosis import Waits
 from rondo.observe.lane import Lane
 from rondo.rollout.advantage import whiten
 from rondo.stream.loader import Loader, LoaderSettings
@@ -13,9 +14,7 @@ from rondo.stream.queue import GroupQueue
 from rondo.types import Group
 
 
-def build_loader(
-    config: Config, queue: GroupQueue, lane: Lane, on_silence: Callable[[str, float], None], ranks: int
-) -> Loader:
+def build_loader(config: Config, queue: GroupQueue, lane: Lane, ranks: int, waits: Waits | None = None) -> Loader:
     algorithm = config.algorithm
     every_group_counts = algorithm.kl.coefficient > 0 or algorithm.entropy_coefficient > 0
 
@@ -35,8 +34,7 @@ def build_loader(
         ),
         has_gradient=has_gradient,
         lane=lane,
-        on_silence=on_silence,
-        silence_seconds=config.launch.silence_seconds,
+        waits=waits,
         finish=whole_period(config),
     )
 

@@ -2,12 +2,13 @@
 
 It only starts and watches: HTTP and torch.distributed carry everything between the children. Waits for trainer rank 0
 to end; an engine or another rank that ends first is an error with a name, and ends all. Ctrl-C or SIGTERM asks rank 0
-to save and leave; a second one ends at once.
+to save and leave; a second one ends at once. SIGUSR1 is passed on to rank 0, which says what it waits for.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -53,9 +54,12 @@ class LocalLauncher:
         self._meeting = folder / "rendezvous"
         self._signals = 0
         self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_question)
 
     def start(self) -> None:
-        """Engines and trainer at once; the trainer waits for the engines' announcements."""
+        """Engines and trainer at once; the trainer waits for the engines' announcements. A question to rank 0 must not
+        end it while it is not yet listening."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         engines = self._config.engines
         environment = environment_for(self._config.model.dtype, self._config.trainer.dtype)
         for number in range(0 if engines.urls else engines.count):
@@ -70,6 +74,7 @@ class LocalLauncher:
             )
         for rank in range(self._config.trainer.ranks):
             self._trainers.append(self._start_trainer(rank, environment))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         self._write_processes()
 
     def watch(self) -> None:
@@ -147,6 +152,11 @@ class LocalLauncher:
             if guilty or time.monotonic() > deadline:
                 return DiedError((guilty or dead)[0].obituary())
             time.sleep(POLL_SECONDS)
+
+    def _on_question(self, number: int, frame: FrameType | None) -> None:
+        for leader in self._trainers[:1]:
+            if leader.exit_code is None:
+                os.kill(leader.pid, number)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1

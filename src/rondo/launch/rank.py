@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -16,7 +18,7 @@ import transformers
 
 from rondo import errors
 from rondo.config import Config
-from rondo.errors import Interrupted, RondoError
+from rondo.errors import Interrupted, RondoError, StorageError
 from rondo.launch.build import Built, build
 from rondo.launch.build_trainer import build_trainer, published_weights, saved_state
 from rondo.launch.commands import share_of_cores
@@ -25,6 +27,7 @@ from rondo.launch.local import LOST_PEER
 from rondo.launch.resume import Replay, journal_header
 from rondo.loop import train
 from rondo.observe.console import Console
+from rondo.observe.diagnosis import Waits, Watch, listen
 from rondo.observe.lane import Lane
 from rondo.observe.recorder import forget_from, told_periods
 from rondo.rollout.journal import RecordedPeriod, forget_periods
@@ -32,24 +35,30 @@ from rondo.stream.queue import GroupQueue
 from rondo.trainer.ensemble import follow
 from rondo.trainer.parallel import Alone, Joined, leave
 
+LAST_WORDS = 4096  # bytes kept free for an error's sentence
+
 
 def main(config: Config, folder: Path, *, resume: bool) -> int:
     """The process's exit code; what went wrong is left in `error.json` for the launcher to say."""
-    queue = GroupQueue()
+    queue, signals = GroupQueue(), listen()
     signal.signal(signal.SIGTERM, lambda number, frame: queue.close())  # only rank 0 looks at it: it lets the others go
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
     try:
-        _train(config, folder, queue, resume=resume)
+        _last_words(folder).write_bytes(b" " * LAST_WORDS)
+        _train(config, folder, queue, signals, resume=resume)
         code = 0
     except Exception as error:
         traceback.print_exc()  # into the log; the launcher prints the sentence
         code = _exit_code(folder, error)
+    _last_words(folder).unlink(missing_ok=True)
     if dist.is_initialized():
         leave(code)
     return code
 
 
 def _exit_code(folder: Path, error: Exception) -> int:
+    if not isinstance(error, RondoError) and (sentence := full_disk(folder, error)):
+        error = StorageError(sentence)
     if isinstance(error, RondoError):
         leave_error(folder, error)
         return error.exit_code
@@ -57,14 +66,14 @@ def _exit_code(folder: Path, error: Exception) -> int:
     return LOST_PEER if "gloo/transport" in str(error) else 1
 
 
-def _train(config: Config, folder: Path, queue: GroupQueue, *, resume: bool) -> None:
+def _train(config: Config, folder: Path, queue: GroupQueue, signals: socket.socket, *, resume: bool) -> None:
     transformers.utils.logging.disable_progress_bar()
     ranks, device = join(config.trainer)
     torch.set_num_threads(_threads(config, ranks.size))
     if isinstance(ranks, Joined) and ranks.rank > 0:
         follow(build_trainer(config, Lane(), ranks=ranks, device=device), ranks)
     else:
-        lead(config, folder, queue, ranks, device, resume=resume)
+        lead(config, folder, queue, ranks, device, resume=resume, signals=signals)
 
 
 def _threads(config: Config, ranks: int) -> int:
@@ -75,19 +84,30 @@ def _threads(config: Config, ranks: int) -> int:
 
 
 def lead(
-    config: Config, folder: Path, queue: GroupQueue, ranks: Alone | Joined, device: torch.device, *, resume: bool
+    config: Config,
+    folder: Path,
+    queue: GroupQueue,
+    ranks: Alone | Joined,
+    device: torch.device,
+    *,
+    resume: bool,
+    signals: socket.socket | None = None,
 ) -> None:
     """Rank 0's life, in a process of its own or in that of a test."""
     sys.setswitchinterval(0.001)  # the producer's thread must not wait long behind the training thread
     (folder / "logs").mkdir(exist_ok=True)  # the launcher's, where there is one
     console = Console(total=config.schedule.periods)
     console.preparing(config)
-    built = build(config, folder, queue=queue, console=console, ranks=ranks, device=device)
-    run = built.run
+    waits = Waits()
+    watch = Watch(waits=waits, silence_seconds=config.launch.silence_seconds, say=console.diagnosis, signals=signals)
+    watch.start()
+    built = None
     try:
+        built = build(config, folder, queue=queue, console=console, waits=waits, ranks=ranks, device=device)
+        run = built.run
         if not resume:
             forget_periods(folder, 0)  # of one that ended before its first line
-        start = _resumed(config, built, folder, queue, console, ranks.size) if resume else 0
+        start = _resumed(config, built, folder, queue, console, waits, ranks.size) if resume else 0
         forget_from(folder, start)
         console.begin(start, built.own.model.policy.num_parameters(), len(run.prompts.dataset))
         run.recorder.begin()
@@ -96,10 +116,14 @@ def lead(
         run.trainer.close()
         console.end(folder)
     finally:
-        built.close()
+        if built is not None:
+            built.close()
+        watch.close()
 
 
-def _resumed(config: Config, built: Built, folder: Path, queue: GroupQueue, console: Console, ranks: int) -> int:
+def _resumed(
+    config: Config, built: Built, folder: Path, queue: GroupQueue, console: Console, waits: Waits, ranks: int
+) -> int:
     """The period to go on with: trainer and data stand at its start, and what was settled of it is at hand."""
     run = built.run
     progress = run.checkpoints.restore()
@@ -118,6 +142,10 @@ def _resumed(config: Config, built: Built, folder: Path, queue: GroupQueue, cons
             run.recorder.finish(period.period)
         run.checkpoints.finish(period.period)
 
+    def check() -> None:
+        queue.raise_if_over()
+        waits.moved()
+
     replay = Replay(
         config=config,
         folder=folder,
@@ -126,7 +154,7 @@ def _resumed(config: Config, built: Built, folder: Path, queue: GroupQueue, cons
         prompts=run.prompts,
         promised=built.own.device.type == "cpu" or torch.are_deterministic_algorithms_enabled(),
         say=console.warn,
-        check=queue.raise_if_over,
+        check=check,
         on_period=again,
     )
     try:
@@ -176,9 +204,27 @@ def _save_model(config: Config, built: Built, folder: Path) -> None:
 
 def leave_error(folder: Path, error: RondoError) -> None:
     record = {"type": _public(type(error)).__name__, "message": str(error)}
-    aside = folder / f".error-{os.getpid()}.partial"  # several ranks may have the same to say
-    aside.write_text(json.dumps(record) + "\n")
+    aside = _last_words(folder)
+    with aside.open("r+b" if aside.exists() else "wb") as file:  # over its own room: a full disk has no other
+        file.write(json.dumps(record).encode().ljust(LAST_WORDS) + b"\n")
     os.replace(aside, folder / "error.json")
+
+
+def _last_words(folder: Path) -> Path:
+    return folder / f".error-{os.getpid()}.partial"  # several ranks may have the same to say
+
+
+def full_disk(folder: Path, error: BaseException) -> str:
+    """The sentence for one that came of a full or unwritable disk, however deep in a library; else empty."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            where = cause.filename or folder
+            return f"{where} cannot be written: {cause.strerror}: make room and go on with --resume"
+        cause = cause.__cause__ or cause.__context__
+    if shutil.disk_usage(folder).free < LAST_WORDS:  # some libraries do not say why
+        return f"the disk of {folder} is full: make room and go on with --resume"
+    return ""
 
 
 def _public(kind: type[RondoError]) -> type[RondoError]:

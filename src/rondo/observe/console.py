@@ -56,8 +56,11 @@ class Console:
     def warn(self, text: str) -> None:
         self._say(f"warning: {text}")
 
-    def silence(self, awaited: str, seconds: float) -> None:
-        self._say(f"waiting for {seconds:.0f} s now: {awaited}")
+    def diagnosis(self, text: str) -> None:
+        """On the screen and in the log."""
+        self._say(text)
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
     def end(self, folder: Path) -> None:
         if not self._lines:

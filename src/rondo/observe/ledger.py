@@ -51,6 +51,7 @@ class Ledger:
         self._measured = measured  # the trainer's metrics of the period so far
         self._retried = retried  # requests sent again, in the whole run
         self._retried_before = 0
+        self.events = 0  # entered in the whole run: grows as long as anything goes on
         self._seconds = 0.0  # the producer's and the trainer's both: an addition that is lost now and then is no harm
         self._begin()
 
@@ -66,6 +67,7 @@ class Ledger:
         self._samples.reused(index, samples)
 
     def group(self, group: Group, kept: bool) -> None:
+        self.events += 1
         with self._timed():
             self._admit(group)
             self._entered[group.index] = (len(group.answer.responses), kept)
@@ -74,6 +76,7 @@ class Ledger:
                 self._journal.group(group, kept)
 
     def micro(self, micro: MicroBatch) -> None:
+        self.events += 1
         with self._timed():
             for part in micro.parts:
                 self._trained.setdefault(part.group.index, []).append((part.first, part.last))
@@ -84,6 +87,7 @@ class Ledger:
                 self._journal.micro(micro)
 
     def step(self, hashes: StepHashes | None) -> None:
+        self.events += 1
         with self._timed():
             self._steps.append(hashes)
             if self._journal:

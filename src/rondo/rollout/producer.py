@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rondo.engines.pool import EnginePool
+from rondo.observe.diagnosis import Waits
 from rondo.rewards.runner import Scores
 from rondo.rollout.advantage import Advantages
 from rondo.rollout.background import Background
@@ -74,6 +75,7 @@ class Producer:
         on_group: Callable[[Group, bool], None],
         on_shortfall: Callable[[str], None],
         recall: Recall = lambda period, index, seed, prompt: None,
+        waits: Waits | None = None,
     ) -> None:
         self._background = background
         self._pool = pool
@@ -83,6 +85,7 @@ class Producer:
         self._settings = settings
         self._accounts = accounts
         self._recall = recall
+        self._waits = waits or Waits()
         self._on_group = on_group
         self._on_shortfall = on_shortfall
         self._working: Future[int] | None = None
@@ -197,14 +200,16 @@ class Producer:
         return shaped, {**scores.parts, "overlong": penalties}
 
     async def _ask(self, prompt: Prompt, *, n: int, seed: int, version: int) -> Answer:
-        return await self._pool.generate(
-            prompt.token_ids, n=n, seed=seed, sampling=self._settings.sampling, version=version
-        )
+        with self._waits.awaiting("a group's samples", "the engines"):
+            return await self._pool.generate(
+                prompt.token_ids, n=n, seed=seed, sampling=self._settings.sampling, version=version
+            )
 
     async def _score(self, prompt: Prompt, answer: Answer) -> Scores:
         ids = [list(response.token_ids) for response in answer.responses]
         shown = prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
-        return await self._scorer.score(shown, [self._decode(tokens) for tokens in ids], ids, prompt.columns)
+        with self._waits.awaiting("a group's scores", "the reward workers"):
+            return await self._scorer.score(shown, [self._decode(tokens) for tokens in ids], ids, prompt.columns)
 
 
 def _shortfall(period: int, selection: Selection) -> str:

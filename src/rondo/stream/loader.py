@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rondo.errors import RondoError
+from rondo.observe.diagnosis import Waits
 from rondo.observe.lane import Lane
 from rondo.stream.packing import packs, parts_of
 from rondo.stream.queue import GroupQueue
 from rondo.types import Group, MicroBatch, Part, Shortfall
+
+PATIENCE_SECONDS = 60.0  # of one look into the queue, which wakes it: any number will do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +40,7 @@ class Loader:
         settings: LoaderSettings,
         has_gradient: Callable[[Group], bool],
         lane: Lane,
-        on_silence: Callable[[str, float], None],
-        silence_seconds: float,
+        waits: Waits | None = None,
         finish: Callable[[list[Group]], list[Group]] | None = None,
     ) -> None:
         self._queue = queue
@@ -48,8 +50,7 @@ class Loader:
             finish  # needs all groups of the period, in prompt order: then nothing is yielded before the last
         )
         self._lane = lane
-        self._on_silence = on_silence
-        self._silence_seconds = silence_seconds
+        self._waits = waits or Waits()
 
     def updates(self, period: int) -> Iterator[Iterator[MicroBatch]]:
         """The period's updates, in order; each yields micro-batches until all its groups were handed out."""
@@ -149,15 +150,12 @@ class Loader:
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         if condition():
             return
-        with self._lane.doing("waiting for groups" if self._received else "waiting for first group"):
-            since = time.monotonic()
+        state = "waiting for groups" if self._received else "waiting for first group"
+        with self._lane.doing(state), self._waits.awaiting("groups", "the producer", self._awaited):
             while not condition():
-                arrived = self._queue.get(seconds=self._silence_seconds)
-                if arrived is None:
-                    self._on_silence(self._awaited(), time.monotonic() - since)
-                    continue
-                self._lane.switch("waiting for groups")
-                self._accept(arrived)
+                if (arrived := self._queue.get(seconds=PATIENCE_SECONDS)) is not None:
+                    self._lane.switch("waiting for groups")
+                    self._accept(arrived)
 
     def _accept(self, arrived: Group | Shortfall) -> None:
         """Exactly once, and only this period's."""

@@ -71,5 +71,5 @@ def _rehearse(
     wanted = config.rollout.prompts_per_period
     over = [Shortfall(period=period.period, groups=len(arrivals))] if len(arrivals) < wanted else []
     queue = Rehearsal([*arrivals, *over], burst)
-    loader = build_loader(config, queue, Lane(), lambda what, since: None, ranks)
+    loader = build_loader(config, queue, Lane(), ranks)
     return [list(update) for update in loader.updates(period.period)]
