@@ -2,8 +2,8 @@
 
 Whoever waits says so: `with waits.awaiting("a score", "the reward workers")`. A wait that ends is a movement. `Watch`
 is a thread that wakes every second: when nothing has moved for `silence_seconds` it says what is awaited, and again
-each time that passes; it also says so at once on SIGUSR1. It holds nothing up and is held up by nothing: signals reach it
-through a socket, also while the main thread is deep in a library.
+each time that passes; it also says so at once on SIGUSR1. It holds nothing up and is held up by nothing: signals reach
+it through a socket, also while the main thread is deep in a library.
 """
 
 from __future__ import annotations
