@@ -62,8 +62,9 @@ class Running:
 
     def ended(self, seconds: float = 120.0) -> int:
         code = self.process.wait(timeout=seconds)
-        for reader in self._readers:
+        for reader, stream in zip(self._readers, (self.process.stdout, self.process.stderr), strict=True):
             reader.join(timeout=10)
+            stream.close()
         return code
 
 

@@ -78,7 +78,7 @@ def test_one_who_works_is_not_still():
     assert waits.still_for() == 20
     lane.switch("stepping")
     assert waits.still_for() == 0
-    assert waits.lines() == ["the trainer is stepping, together with 1 other ranks"]
+    assert waits.lines() == ["the trainer is stepping, as rank 0 of 2"]
 
 
 def test_every_request_is_a_wait_by_engine_and_call_and_a_sign_of_life_is_no_movement():

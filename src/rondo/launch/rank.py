@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -10,6 +9,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ from rondo.observe.diagnosis import Waits, Watch, listen
 from rondo.observe.lane import Lane
 from rondo.observe.recorder import forget_from, told_periods
 from rondo.rollout.journal import RecordedPeriod, forget_periods
+from rondo.storage import storage_sentence
 from rondo.stream.queue import GroupQueue
 from rondo.trainer.ensemble import follow
 from rondo.trainer.parallel import Alone, Joined, leave
@@ -48,7 +49,8 @@ def main(config: Config, folder: Path, *, resume: bool) -> int:
         _train(config, folder, queue, signals, resume=resume)
         code = 0
     except Exception as error:
-        traceback.print_exc()  # into the log; the launcher prints the sentence
+        with suppress(OSError):  # a full disk takes no more
+            traceback.print_exc()  # into the log; the launcher prints the sentence
         code = _exit_code(folder, error)
     _last_words(folder).unlink(missing_ok=True)
     if dist.is_initialized():
@@ -57,7 +59,7 @@ def main(config: Config, folder: Path, *, resume: bool) -> int:
 
 
 def _exit_code(folder: Path, error: Exception) -> int:
-    if not isinstance(error, RondoError) and (sentence := full_disk(folder, error)):
+    if not isinstance(error, RondoError) and (sentence := storage_sentence(folder, error)):
         error = StorageError(sentence)
     if isinstance(error, RondoError):
         leave_error(folder, error)
@@ -103,7 +105,8 @@ def lead(
     watch.start()
     built = None
     try:
-        built = build(config, folder, queue=queue, console=console, waits=waits, ranks=ranks, device=device)
+        with waits.awaiting("model, reward workers and engines to be ready", "this run's processes"):
+            built = build(config, folder, queue=queue, console=console, waits=waits, ranks=ranks, device=device)
         run = built.run
         if not resume:
             forget_periods(folder, 0)  # of one that ended before its first line
@@ -212,19 +215,6 @@ def leave_error(folder: Path, error: RondoError) -> None:
 
 def _last_words(folder: Path) -> Path:
     return folder / f".error-{os.getpid()}.partial"  # several ranks may have the same to say
-
-
-def full_disk(folder: Path, error: BaseException) -> str:
-    """The sentence for one that came of a full or unwritable disk, however deep in a library; else empty."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            where = cause.filename or folder
-            return f"{where} cannot be written: {cause.strerror}: make room and go on with --resume"
-        cause = cause.__cause__ or cause.__context__
-    if shutil.disk_usage(folder).free < LAST_WORDS:  # some libraries do not say why
-        return f"the disk of {folder} is full: make room and go on with --resume"
-    return ""
 
 
 def _public(kind: type[RondoError]) -> type[RondoError]:

@@ -33,5 +33,5 @@ def watch_requests(session: aiohttp.ClientSession, waits: Waits) -> None:
 
 def watch_trainer(lane: Lane, ranks: int, events: Callable[[], int], waits: Waits) -> None:
     """Every micro-batch, step and change of state is a movement."""
-    others = "" if ranks == 1 else f", together with {ranks - 1} other ranks"
+    others = "" if ranks == 1 else f", as rank 0 of {ranks}"
     waits.worker(lambda: f"the trainer is {lane.state}{others}", lambda: (lane.state, events()))

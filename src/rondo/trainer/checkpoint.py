@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rondo.errors import UserError
+from rondo.errors import StorageError, UserError
 from rondo.observe.lane import Lane
+from rondo.storage import storage_sentence
 from rondo.trainer.ensemble import AnyTrainer
 from rondo.weights.checksum import checksum
 
@@ -54,10 +55,17 @@ class Checkpoints:
         aside = self._folder / f".{path.name}.partial"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        self._trainer.write(aside)
-        (aside / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
-        for written in (*aside.rglob("*"), aside):  # a rename must not be on disk before what it names
-            _sync(written)
+        try:
+            self._trainer.write(aside)
+            (aside / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
+            for written in (*aside.rglob("*"), aside):  # a rename must not be on disk before what it names
+                _sync(written)
+        except Exception as error:
+            sentence = storage_sentence(self._folder, error)
+            shutil.rmtree(aside, ignore_errors=True)  # half a checkpoint is of no use, and its room may be
+            if sentence:
+                raise StorageError(sentence) from error
+            raise
         shutil.rmtree(path, ignore_errors=True)
         os.replace(aside, path)
         _sync(self._folder)
