@@ -60,7 +60,7 @@ class Checkpoints:
             (aside / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
             for written in (*aside.rglob("*"), aside):  # a rename must not be on disk before what it names
                 _sync(written)
-        except Exception as error:
+        except BaseException as error:  # as which torch raises what went wrong on any rank
             sentence = storage_sentence(self._folder, error)
             shutil.rmtree(aside, ignore_errors=True)  # half a checkpoint is of no use, and its room may be
             if sentence:
