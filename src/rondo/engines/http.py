@@ -21,11 +21,24 @@ class RefusedError(EngineError):
         self.reason = reason
 
 
+class NonsenseError(EngineError):
+    """The server answered what no engine may: wrong ids, too few samples, a log-prob that is none."""
+
+    def __init__(self, message: str, *, answer: Any) -> None:
+        super().__init__(message)
+        self.answer = answer
+
+
+class RestartedError(EngineError):
+    """Another process answers at this address than before."""
+
+
 class Caller:
-    def __init__(self, url: str, session: aiohttp.ClientSession, *, seconds: float) -> None:
+    def __init__(self, url: str, session: aiohttp.ClientSession, *, seconds: float, token: str = "") -> None:
         self.url = url.rstrip("/")
         self._session = session
         self._timeout = aiohttp.ClientTimeout(total=seconds)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     async def get(self, path: str) -> dict[str, Any]:
         return await self._call("GET", path, None)
@@ -35,7 +48,9 @@ class Caller:
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         try:
-            async with self._session.request(method, self.url + path, json=body, timeout=self._timeout) as reply:
+            async with self._session.request(
+                method, self.url + path, json=body, timeout=self._timeout, headers=self._headers
+            ) as reply:
                 text = await reply.text()
         except TimeoutError:
             raise EngineError(f"engine {self.url} did not answer {path} within {self._timeout.total:g} s") from None
