@@ -1,14 +1,13 @@
 """A TCP proxy that misbehaves: it stands between the pool and an engine, and cuts, delays, truncates or garbles.
 
-`faults` is consulted once per connection, with the connection's number; None lets it pass. The proxy runs in a thread
-of its own, so that a test may block.
+`faults` is consulted once per answer of the engine, with the answer's number; None lets it pass. The proxy runs in a
+thread of its own, so that a test may block.
 
-    cut         the connection is closed when the engine begins to answer
-    hang        the engine's answer is never passed on
+    cut         the connection is closed instead of answering
+    hang        the answer is never passed on
     delay       it is passed on after `seconds`
     truncate    it is cut after `bytes` bytes
-    garble      a few bytes in the middle of each portion are replaced
-    refuse      the connection is closed before anything is read
+    garble      a few bytes in the middle of it are replaced
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Proxy:
         self._target = (parts.hostname or "127.0.0.1", int(parts.port or 80))
         self.faults = faults  # may be replaced at any time
         self.done: list[str] = []  # what was done to whom, in order
-        self.connections = 0
+        self.answers = 0
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._ready = threading.Event()
@@ -76,7 +75,8 @@ class Proxy:
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks))
         self._loop.close()
 
     def _cut_all(self) -> None:
@@ -84,52 +84,70 @@ class Proxy:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        number, self.connections = self.connections, self.connections + 1
-        fault = self.faults(number)
-        if fault is not None:
-            self.done.append(fault.kind)
         self._writers.add(writer)
         try:
-            if fault is not None and fault.kind == "refuse":
-                return
-            there = await asyncio.open_connection(*self._target)
-            self._writers.add(there[1])
-            try:
-                pumps = {
-                    asyncio.ensure_future(_pump(reader, there[1], None)),
-                    asyncio.ensure_future(_pump(there[0], writer, fault)),
-                }
-                _, left = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-                for pump in left:
-                    pump.cancel()
-            finally:
-                self._writers.discard(there[1])
-                there[1].transport.abort()
-        except OSError:
-            pass  # nobody is there: the client sees a closed connection
-        finally:
+            answers, engine = await asyncio.open_connection(*self._target)
+        except OSError:  # nobody is there: the client sees a closed connection
             self._writers.discard(writer)
             writer.transport.abort()
+            return
+        self._writers.add(engine)
+        asked = asyncio.Event()
+        try:
+            pumps = {
+                asyncio.ensure_future(_ask(reader, engine, asked)),
+                asyncio.ensure_future(self._answer(answers, writer, asked)),
+            }
+            _, left = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            for pump in left:
+                pump.cancel()
+        finally:
+            for one in (writer, engine):
+                self._writers.discard(one)
+                one.transport.abort()
+
+    def _next(self) -> Fault | None:
+        fault = self.faults(self.answers)
+        self.answers += 1
+        if fault is not None:
+            self.done.append(fault.kind)
+        return fault
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: asyncio.Event) -> None:
+        fault: Fault | None = None
+        passed = 0
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                if asked.is_set():  # the first portion of an answer
+                    asked.clear()
+                    fault, passed = self._next(), 0
+                if fault is not None:
+                    if fault.kind == "cut":
+                        return
+                    if fault.kind == "hang":
+                        await asyncio.sleep(3600)
+                    data = await _harmed(data, fault, passed)
+                writer.write(data)
+                await writer.drain()
+                passed += len(data)
+                if fault is not None and fault.kind == "truncate" and passed >= fault.bytes:
+                    return
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Fault | None) -> None:
-    passed = 0
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: asyncio.Event) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
-            if fault is not None:
-                if fault.kind == "cut":
-                    return
-                if fault.kind == "hang":
-                    await asyncio.sleep(3600)
-                if fault.kind == "delay":
-                    await asyncio.sleep(fault.seconds)
-                if fault.kind == "truncate":
-                    data = data[: max(0, fault.bytes - passed)]
-                if fault.kind == "garble" and len(data) > 8:
-                    middle = len(data) // 2
-                    data = data[:middle] + b"\x00\xff{]" + data[middle + 4 :]
+            asked.set()
             writer.write(data)
             await writer.drain()
-            passed += len(data)
-            if fault is not None and fault.kind == "truncate" and passed >= fault.bytes:
-                return
+
+
+async def _harmed(data: bytes, fault: Fault, passed: int) -> bytes:
+    if fault.kind == "delay":
+        await asyncio.sleep(fault.seconds)
+    if fault.kind == "truncate":
+        return data[: max(0, fault.bytes - passed)]
+    if fault.kind == "garble" and len(data) > 8:
+        middle = len(data) // 2
+        return data[:middle] + b"\x00\xff{]" + data[middle + 4 :]
+    return data

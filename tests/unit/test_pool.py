@@ -32,6 +32,7 @@ class FakeEngine:
         self.boot = "b"
         self.dead = self.hung = False
         self.token = 1
+        self.looks = 0
         self._now = 0
         self._gate = asyncio.Event()
         if not held:
@@ -57,6 +58,7 @@ class FakeEngine:
         return Answer(engine=self.url, boot=self.boot, version=(self.version, self.version), responses=responses)
 
     async def health(self) -> None:
+        self.looks += 1
         if self.hung:
             await asyncio.sleep(60)
         if self.dead:

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from rondo.errors import EngineError
+from rondo.errors import EngineError, UnreachableError
 
 
 class RefusedError(EngineError):
@@ -53,17 +53,36 @@ class Caller:
             ) as reply:
                 text = await reply.text()
         except TimeoutError:
-            raise EngineError(f"engine {self.url} did not answer {path} within {self._timeout.total:g} s") from None
-        except (aiohttp.ClientError, ValueError) as error:
-            raise EngineError(f"engine {self.url} failed at {path}: {error}") from error
+            raise UnreachableError(
+                f"engine {self.url} did not answer {path} within {self._timeout.total:g} s"
+            ) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise UnreachableError(f"engine {self.url} failed at {path}: {_cause(error)}") from error
         if reply.status != 200:
             reason = _reason(text)
             raise RefusedError(f"engine {self.url} refused {path}: {reason}", status=reply.status, reason=reason)
         try:
             answer = json.loads(text) if text else {}
         except ValueError as error:
-            raise EngineError(f"engine {self.url} answered {path} with something that is not JSON: {error}") from None
+            raise UnreachableError(
+                f"engine {self.url} answered {path} with something that is not JSON: {error}"
+            ) from None
         return answer if isinstance(answer, dict) else {}
+
+
+def _cause(error: Exception) -> str:
+    """What happened to a connection, in words: the library's own are at times a whole header."""
+    match error:
+        case aiohttp.ServerDisconnectedError():
+            return "it closed the connection"
+        case aiohttp.ClientPayloadError():
+            return "its answer broke off"
+        case aiohttp.ClientConnectorError():
+            return f"nobody answers there ({error.os_error.strerror or error.os_error})"
+        case UnicodeDecodeError() | aiohttp.ClientResponseError():
+            return "its answer is garbled"
+        case _:
+            return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _reason(text: str) -> str:

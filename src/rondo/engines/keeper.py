@@ -20,10 +20,11 @@ from typing import Any, Protocol
 
 from rondo.engines.pool import EnginePool, Member, Seat, Status
 from rondo.engines.protocol import Engine, EngineState
-from rondo.errors import DiedError, EngineError, PublicationError, RondoError
+from rondo.errors import DiedError, EngineError, PublicationError, RondoError, UnreachableError
 from rondo.types import Confirmation
 
-MISSES = 2  # signs of life that may fail to come in time, one after the other, before an engine is lost
+MISSES = 2  # signs of life that fail to come, one after the other, before an engine is lost
+AGAIN_SECONDS = 0.1  # between two looks at an engine that failed the first
 FAILED_RETURNS = 5  # how often an engine may be reached and not take its weights, in a row
 
 
@@ -79,7 +80,7 @@ class Keeper:
         self._on_over = on_over
         self._sleep = sleep
         self._feeder: Feeder | None = None
-        self._missed: dict[Seat, int] = {}
+        self._watching: asyncio.Task[Any] | None = None
         self._returning: dict[Seat, asyncio.Task[None]] = {}
         self._moving: set[Seat] = set()  # on their way in or out: nobody brings them back
 
@@ -88,12 +89,13 @@ class Keeper:
         self._feeder = feeder
 
     async def watch(self) -> None:
+        self._watching = asyncio.current_task()
         while True:
             await self._sleep(self._settings.every)
             await asyncio.gather(*(self._look(seat) for seat in list(self._pool.seats)))
 
     async def close(self) -> None:
-        tasks = list(self._returning.values())
+        tasks = [*self._returning.values(), *([self._watching] if self._watching else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -102,8 +104,9 @@ class Keeper:
         """The pool's word that an engine is lost."""
         if seat in self._moving:
             return
+        moves = "; what it was asked goes to others" if seat.in_flight else ""
         waits = "" if self._pool.ready else "; no engine is left: the period waits until one is back"
-        self._say(f"{seat.label} left the pool: {seat.reason}; what it was asked goes to others{waits}")
+        self._say(f"{seat.label} left the pool: {seat.reason}{moves}{waits}")
         self._origin(seat).lost(seat)
         if seat not in self._returning:
             task = asyncio.get_running_loop().create_task(self._bring_back(seat))
@@ -143,31 +146,32 @@ class Keeper:
             await self._pool.drain(seat)
         self._pool.remove(seat)
         self._moving.discard(seat)
-        self._missed.pop(seat, None)
         self._origin(seat).left(seat)
         waits = "" if self._pool.ready else "; no engine is left: the period waits until one joins"
         self._say(f"{seat.label} was asked to leave, and left{waits}")
 
     async def _look(self, seat: Seat) -> None:
-        if seat.status is Status.LOST:
-            self._missed.pop(seat, None)
+        for missed in range(1, MISSES + 1):
+            if seat.status is Status.LOST:
+                return
+            boot = seat.state.boot
+            loading = seat.status is Status.JOINING or (self._feeder is not None and self._feeder.under_way)
+            try:
+                state = await asyncio.wait_for(self._sign(seat, deep=not loading), self._settings.deadline)
+            except TimeoutError:
+                reason = f"it gave no sign of life {missed} times within {self._settings.deadline:g} s"
+                reason += " (engines.health_seconds)"
+                continue
+            except EngineError as error:
+                reason = str(error)
+                await self._sleep(AGAIN_SECONDS)
+                continue
+            if state is not None and state.boot != boot and seat.state.boot == boot:
+                self._pool.lose(
+                    seat, "another process answers at its address: it was restarted, and holds other weights"
+                )
             return
-        boot = seat.state.boot
-        loading = seat.status is Status.JOINING or (self._feeder is not None and self._feeder.under_way)
-        try:
-            state = await asyncio.wait_for(self._sign(seat, deep=not loading), self._settings.deadline)
-        except TimeoutError:
-            self._missed[seat] = self._missed.get(seat, 0) + 1
-            if self._missed[seat] >= MISSES:
-                within = f"{MISSES} times within {self._settings.deadline:g} s"
-                self._pool.lose(seat, f"it gave no sign of life {within} (engines.health_seconds)")
-            return
-        except EngineError as error:
-            self._pool.lose(seat, str(error))
-            return
-        self._missed.pop(seat, None)
-        if state is not None and state.boot != boot and seat.state.boot == boot:
-            self._pool.lose(seat, "another process answers at its address: it was restarted, and holds other weights")
+        self._pool.lose(seat, reason)
 
     async def _sign(self, seat: Seat, *, deep: bool) -> EngineState | None:
         """`deep` asks its workers too; while they load weights they would answer late."""
@@ -188,7 +192,7 @@ class Keeper:
                 self._pool.readmit(seat, engine, state)
                 await self._bring_in(seat)
             except RondoError as error:
-                failures += 1
+                failures += not isinstance(error, UnreachableError)
                 if failures >= FAILED_RETURNS:
                     raise GoneError(f"it came back {failures} times and could not take part: {error}") from error
                 self._pool.lose(seat, f"it came back and could not take part: {error}")
@@ -202,7 +206,7 @@ class Keeper:
             if confirmation is not None and not self._feeder.under_way:  # else that one takes it along
                 self._pool.confirm(seat, confirmation)
         if seat.status is Status.LOST:
-            raise EngineError(seat.reason)
+            raise UnreachableError(seat.reason)
 
     def _returned(self, seat: Seat, task: asyncio.Task[None]) -> None:
         if self._returning.get(seat) is task:

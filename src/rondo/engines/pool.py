@@ -162,15 +162,19 @@ class EnginePool:
 
     async def examine(self, seat: Seat, *, reason: str = "") -> bool:
         """Ask for a sign of life; an engine that gives none is lost."""
-        try:
-            await asyncio.wait_for(seat.call(seat.engine.health()), self._health_seconds)
-        except LostError:
-            pass
-        except TimeoutError:
-            self.lose(seat, reason or f"it did not answer /health within {self._health_seconds:g} s")
-        except EngineError as error:
-            self.lose(seat, reason or str(error))
-        return seat.status is not Status.LOST
+        for _ in range(2):
+            try:
+                await asyncio.wait_for(seat.call(seat.engine.health()), self._health_seconds)
+                return True
+            except LostError:
+                return False
+            except TimeoutError:
+                found = f"it did not answer /health within {self._health_seconds:g} s"
+                break
+            except EngineError as error:
+                found = str(error)
+        self.lose(seat, reason or found)
+        return False
 
     def _check(self, seat: Seat, answer: Answer, version: int) -> None:
         if answer.boot != seat.state.boot:

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from rondo.engines.protocol import Engine, EngineState
-from rondo.errors import EngineError
+from rondo.errors import UnreachableError
 from rondo.observe.lane import Lane
 from rondo.types import Confirmation
 
@@ -31,7 +31,7 @@ class Status(Enum):
     LOST = "lost"
 
 
-class LostError(EngineError):
+class LostError(UnreachableError):
     """The engine left the pool while it was asked: no fault of what was asked."""
 
 

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rondo.errors import EngineError, PublicationError
+from rondo.errors import EngineError, PublicationError, UnreachableError
 from rondo.observe.lane import Lane
 from rondo.types import Confirmation, Publication
 from rondo.weights.bucket import Named, buckets
@@ -178,7 +178,7 @@ class Publisher:
                 again, failed_again, _ = self._attempt(version, living, full=True)
                 held |= again
                 failed |= failed_again
-                refused = next(iter(failed_again.values()), None)
+                refused = next((one for one in failed_again.values() if not isinstance(one, UnreachableError)), None)
             failed = {receiver: error for receiver, error in failed.items() if receiver not in held}
         if not held and refused is not None:
             raise PublicationError(f"version {version} could not be published: {refused}") from refused
