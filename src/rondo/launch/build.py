@@ -12,10 +12,12 @@ import torch
 from transformers import AutoTokenizer
 
 from rondo.config import Config, asset_or_path
+from rondo.engines.bearer import run_token
 from rondo.launch.build_loader import build_loader
 from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
+from rondo.launch.control import Control
 from rondo.launch.fleet import Fleet, open_session
 from rondo.loop import Run
 from rondo.observe.console import Console
@@ -50,8 +52,10 @@ class Built:
     session: aiohttp.ClientSession
     scorer: RewardRunner
     fleet: Fleet
+    control: Control
 
     def close(self) -> None:
+        self.background.call(self.control.close())
         self.background.call(self.fleet.keeper.close())
         self.run.producer.abandon()  # else its requests would fail, loudly, when their connections close
         self.run.publisher.close()
@@ -76,7 +80,8 @@ def build(
     scorer = build_scorer(config, folder)
     background.call(scorer.start())
     session = background.call(open_session())
-    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn)
+    token = run_token(folder)
+    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn, token=token)
     pool = fleet.pool
 
     def engines() -> int:
@@ -145,6 +150,8 @@ def build(
     )
     fleet.keeper.begin(publisher)
     background.spawn(fleet.keeper.watch(), on_error=queue.fail)
+    control = Control(fleet, folder=folder, host=config.engines.join_host, port=config.engines.join_port, token=token)
+    background.call(control.start())
     run = Run(
         prompts=prompts,
         producer=producer,
@@ -164,7 +171,14 @@ def build(
         ),
     )
     return Built(
-        run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer, fleet=fleet
+        run=run,
+        own=own,
+        tokenizer=tokenizer,
+        background=background,
+        session=session,
+        scorer=scorer,
+        fleet=fleet,
+        control=control,
     )
 
 
