@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import torch
 
 from rondo.config import Config
+from rondo.engines.bearer import is_loopback
 from rondo.engines.pool import EnginePool
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, PublicationError
 from rondo.observe.lane import Lane
 from rondo.rollout.background import Background
 from rondo.trainer.ensemble import AnyTrainer
@@ -116,6 +117,11 @@ def _shelf(config: Config, folder: Path, transport: Transport) -> Shelf | None:
     async def elsewhere(url: str) -> Address | None:
         if _is_here(url) or shared:
             return None
+        if is_loopback(config.weights.host) and not _is_own(urlsplit(url).hostname or ""):
+            raise PublicationError(
+                f"engine {url} is on another machine, which cannot fetch weights from weights.host = "
+                f"{config.weights.host}: set that to this machine's address as engines see it"
+            )
         if not servers:
             server = WeightServer(store.folder, host=config.weights.host)
             await server.start()
@@ -138,11 +144,14 @@ def choose(urls: Sequence[str], config: Config, device: torch.device) -> str:
     return "ipc" if config.engines.backend == "vllm" and started and on_accelerators else "files"
 
 
-def _is_here(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
+def _is_own(host: str) -> bool:
+    """Whether this is an address of this machine: one can listen there."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        with socket.create_server((host, 0)):
+            return True
+    except OSError:
         return False
+
+
+def _is_here(url: str) -> bool:
+    return is_loopback(urlsplit(url).hostname or "")
