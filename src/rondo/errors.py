@@ -9,6 +9,7 @@ RondoError
 │   ├── AddressError          a port that is taken, a server that cannot be reached
 │   └── StorageError          a disk that is full or cannot be written
 ├── EngineError               an engine that failed or answered nonsense
+│   ├── UnreachableError      one that could not be reached, or whose answer did not arrive whole
 │   └── StaleRolloutError     a response of another version than the period's
 ├── PublicationError          an engine did not confirm the weights it was given
 ├── NonFiniteGradientError    a gradient with NaN or infinity, refused before the step
@@ -56,6 +57,10 @@ class StorageError(UserError):
 
 
 class EngineError(RondoError):
+    pass
+
+
+class UnreachableError(EngineError):
     pass
 
 

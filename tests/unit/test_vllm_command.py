@@ -39,6 +39,8 @@ def test_the_command_fixes_what_the_distribution_depends_on():
     assert pair(line, "--generation-config") == "vllm"
     assert pair(line, "--logprobs-mode") == "processed_logprobs"
     assert pair(line, "--worker-extension-cls") == "rondo.engines.vllm_worker.RondoWorker"
+    given = [line[place + 1] for place, word in enumerate(line) if word == "--middleware"]
+    assert given[-1] == "rondo.engines.bearer.RequireToken"  # the outermost
     assert pair(line, "--host") == "127.0.0.1"
     assert "--enable-prefix-caching" in line
     assert "--max-model-len" not in line

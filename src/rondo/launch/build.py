@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +14,24 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from rondo.config import Config, asset_or_path
+from rondo.engines.bearer import run_token
 from rondo.engines.pool import EnginePool
 from rondo.errors import StorageError
+from rondo.launch.autoscale import Autoscaler, Rule
 from rondo.launch.build_ledger import build_ledger
 from rondo.launch.build_loader import build_loader
 from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
-from rondo.launch.find_engines import join_engines, open_session
+from rondo.launch.control import Control
+from rondo.launch.fleet import Fleet, open_session
 from rondo.launch.join import device_of
-from rondo.launch.waits import watch_requests, watch_trainer
+from rondo.launch.waits import watch_pool, watch_requests, watch_trainer
 from rondo.loop import Run
 from rondo.observe.console import Console
 from rondo.observe.diagnosis import Waits
 from rondo.observe.lane import Lane
+from rondo.observe.ledger import Ledger
 from rondo.observe.recorder import Recorder
 from rondo.prompts.dataset import Dataset, read_rows
 from rondo.prompts.stream import PromptStream
@@ -46,6 +50,8 @@ from rondo.trainer.logprobs import warm_up
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
 from rondo.types import Group
+from rondo.weights.probe import Probe
+from rondo.weights.publisher import Publisher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +67,15 @@ class Built:
     background: Background
     session: aiohttp.ClientSession
     scorer: RewardRunner
+    fleet: Fleet
+    control: Control
+    autoscaler: Autoscaler | None
 
     def close(self) -> None:
+        if self.autoscaler is not None:
+            self.autoscaler.close()
+        self.background.call(self.control.close())
+        self.background.call(self.fleet.keeper.close())
         self.run.producer.abandon()  # else its requests would fail, loudly, when their connections close
         self.run.publisher.close()
         self.background.call(self.scorer.close())
@@ -91,11 +104,13 @@ def build(
     background.call(scorer.start())
     session = background.call(open_session())
     watch_requests(session, waits)
-    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
+    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn, token=run_token(folder))
+    pool = fleet.pool
+    watch_pool(pool, waits)
 
     def engines() -> int:
         with waits.awaiting("a sign that they are ready", "the engines"):
-            return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+            return background.call(fleet.gather())
 
     warming = _warm_up(config, device or device_of(config.trainer.device))
     # An engine that measures the memory it may use must not see the trainer take some at the same time.
@@ -112,7 +127,7 @@ def build(
         ranks.size if ranks else 1,
         published=lambda: publisher.confirmed,
         measured=lambda: trainer.tally.read(),
-        retried=lambda: pool.retries,
+        retried=lambda: pool.retries + pool.moved,
     )
     watch_trainer(lane, ranks.size if ranks else 1, lambda: ledger.events, waits)
     recalled = Recalled()
@@ -123,22 +138,16 @@ def build(
     def decode(token_ids: Sequence[int]) -> str:
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
+    autoscaler = _autoscaler(config, folder, console.warn)
+
     recorder = Recorder(
         folder=folder,
         lane=lane,
         engine_lanes=lambda: [seat.lane for seat in pool.seats],
         trainer_tally=lambda: trainer.tally,
-        counters=lambda: {
-            "request_retries": pool.retries,
-            "reward_failures": scorer.failures,
-            "candidates_unneeded": producer.unneeded,
-            "producer_cpu_seconds": background.cpu_seconds(),
-            "journal_seconds": ledger.take_seconds(),
-            "publication_bytes": publisher.bytes,
-            "probe_gap": probe.gap,
-        },
+        counters=lambda: _counters(pool, scorer, producer, background, ledger, publisher, probe),
         decode=decode,
-        show=console.show,
+        show=_shown(console, autoscaler),
     )
 
     def settled(group: Group, kept: bool) -> None:
@@ -169,6 +178,7 @@ def build(
         warn=console.warn,
         lane=lane,
     )
+    control = _attend(config, folder, fleet, publisher, background, queue)
     run = Run(
         prompts=prompts,
         producer=producer,
@@ -191,7 +201,33 @@ def build(
         background=background,
         session=session,
         scorer=scorer,
+        fleet=fleet,
+        control=control,
+        autoscaler=autoscaler,
     )
+
+
+def _counters(
+    pool: EnginePool,
+    scorer: RewardRunner,
+    producer: Producer,
+    background: Background,
+    ledger: Ledger,
+    publisher: Publisher,
+    probe: Probe,
+) -> dict[str, float]:
+    return {
+        "request_retries": pool.retries,
+        "requests_moved": pool.moved,
+        "engines_ready": len(pool.ready),
+        "reward_failures": scorer.failures,
+        "reward_retries": scorer.retries,
+        "candidates_unneeded": producer.unneeded,
+        "producer_cpu_seconds": background.cpu_seconds(),
+        "journal_seconds": ledger.take_seconds(),
+        "publication_bytes": publisher.bytes,
+        "probe_gap": probe.gap,
+    }
 
 
 def _checkpoints(config: Config, folder: Path, trainer: AnyTrainer, prompts: PromptStream, lane: Lane) -> Checkpoints:
@@ -219,6 +255,40 @@ def _warm_up(config: Config, device: torch.device) -> Thread:
     warming = Thread(target=warm_up, kwargs=settings, name="warm-up", daemon=True)
     warming.start()
     return warming
+
+
+def _attend(
+    config: Config, folder: Path, fleet: Fleet, publisher: Publisher, background: Background, queue: GroupQueue
+) -> Control:
+    """From here on engines are watched and fed, and may join and leave."""
+    fleet.keeper.begin(publisher)
+    background.spawn(fleet.keeper.watch(), on_error=queue.fail)
+    engines = config.engines
+    control = Control(fleet, folder=folder, host=engines.join_host, port=engines.join_port, token=run_token(folder))
+    background.call(control.start())
+    return control
+
+
+def _shown(console: Console, autoscaler: Autoscaler | None) -> Callable[[dict[str, Any]], None]:
+    def shown(line: dict[str, Any]) -> None:
+        console.show(line)
+        if autoscaler is not None and "period" in line:
+            autoscaler.saw(line)
+
+    return shown
+
+
+def _autoscaler(config: Config, folder: Path, say: Callable[[str], None]) -> Autoscaler | None:
+    engines = config.engines
+    if not engines.autoscale_command:
+        return None
+    return Autoscaler(
+        command=engines.autoscale_command,
+        rule=Rule(wait=engines.autoscale_wait, idle=engines.autoscale_idle, periods=engines.autoscale_periods),
+        every=engines.autoscale_seconds,
+        folder=folder,
+        say=say,
+    )
 
 
 def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:

@@ -19,7 +19,7 @@ def prepare(config: Config, *, resume: bool, overwrite: bool) -> Path:
         raise ConfigError(f"{folder} holds no run to resume: start it without --resume")
     for name in ("logs", "engines"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    left = [*(folder / "engines").glob("*.json"), *folder.glob(".error-*.partial")]
+    left = [*(folder / "engines").glob("*.*"), *folder.glob(".error-*.partial")]
     for stale in [*left, folder / "error.json", folder / "rendezvous"]:
         stale.unlink(missing_ok=True)
     config.write(folder / "config.json")

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+from rondo.engines.pool import EnginePool
 from rondo.observe.diagnosis import Waits
 from rondo.observe.lane import Lane
 
@@ -35,3 +36,14 @@ def watch_trainer(lane: Lane, ranks: int, events: Callable[[], int], waits: Wait
     """Every micro-batch, step and change of state is a movement."""
     others = "" if ranks == 1 else f", as rank 0 of {ranks}"
     waits.worker(lambda: f"the trainer is {lane.state}{others}", lambda: (lane.state, events()))
+
+
+def watch_pool(pool: EnginePool, waits: Waits) -> None:
+    """How many requests have no engine yet, and how many engines there are to take them."""
+
+    def line() -> str:
+        return (
+            f"the pool has {len(pool.ready)} of {len(pool.seats)} engines ready, and {pool.waiting} requests that wait"
+        )
+
+    waits.worker(line, lambda: len(pool.ready))
