@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test integration check bench clean
+.PHONY: setup demo test integration soak check bench clean
 
 setup: $(READY)
 
@@ -28,6 +28,10 @@ check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+soak: $(READY)  ## a run that is hurt 200 times, beside a calm one; 10,000 malformed requests
+	$(BIN)/python -m tests.soak.soak --faults 200
+	$(BIN)/python -m tests.soak.malformed --requests 10000
 
 bench: $(READY)  ## figures, side by side in one run
 	$(BIN)/python bench/engine.py
