@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.soak.malformed import fire
 from tests.soak.soak import soak
 
 
@@ -11,3 +12,10 @@ from tests.soak.soak import soak
 def test_a_run_that_is_hurt_all_the_time_comes_out_as_a_calm_one(tmp_path):
     figures = soak(tmp_path, faults=20, periods=24, seed=5)
     assert figures["faults in all"] >= 20
+
+
+@pytest.mark.heavy
+def test_malformed_requests_get_an_answer_and_change_nothing():
+    statuses = fire(300, seed=1)
+    assert sum(statuses.values()) >= 300
+    assert {400, 401} <= statuses.keys()
