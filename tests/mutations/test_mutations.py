@@ -112,9 +112,27 @@ MUTATIONS = {
     ),
     "a micro-batch is trained before its groups are written down": Mutation(
         file="rollout/journal.py",
-        old="            self._write_pending()\n            self._write(kind, json.dumps(record).encode())\n",
+        old="            self._write_pending(flush=False)\n            self._write(kind, json.dumps(record).encode())\n",
         new="            self._write(kind, json.dumps(record).encode())\n",
         guards=("tests/unit/test_journal.py::test_what_is_about_to_be_trained_is_on_disk_before_it_is",),
+    ),
+    "a second kill costs the groups that the first one left": Mutation(
+        file="rollout/journal.py",
+        old="        for group, kept in carried:\n",
+        new="        for group, kept in ():\n",
+        guards=("tests/unit/test_journal.py::test_a_resumed_period_begins_with_the_groups_it_had",),
+    ),
+    "a group of another seed is taken from the journal": Mutation(
+        file="rollout/recall.py",
+        old="            and group.seed == group_seed(run_seed, interrupted.period, prompt.ordinal)\n",
+        new="",
+        guards=("tests/unit/test_recall.py::test_only_what_would_be_asked_for_again_is_reused",),
+    ),
+    "a sample is answered twice": Mutation(
+        file="observe/samples.py",
+        old="        if index not in self._asked or index in self._answered:\n",
+        new="        if index not in self._asked:\n",
+        guards=("tests/unit/test_ledger.py::test_a_sample_that_is_asked_answered_or_invented_twice_stops_the_run",),
     ),
     "the gradient is divided by its own rank's count": Mutation(
         file="trainer/trainer.py",
