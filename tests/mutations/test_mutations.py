@@ -112,8 +112,8 @@ MUTATIONS = {
     ),
     "a micro-batch is trained before its groups are written down": Mutation(
         file="rollout/journal.py",
-        old="            self._write_pending(flush=False)\n            self._write(kind, json.dumps(record).encode())\n",
-        new="            self._write(kind, json.dumps(record).encode())\n",
+        old="            self._write_pending(flush=False)\n            self._write(kind,",
+        new="            self._write(kind,",
         guards=("tests/unit/test_journal.py::test_what_is_about_to_be_trained_is_on_disk_before_it_is",),
     ),
     "a second kill costs the groups that the first one left": Mutation(
