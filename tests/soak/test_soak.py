@@ -16,6 +16,6 @@ def test_a_run_that_is_hurt_all_the_time_comes_out_as_a_calm_one(tmp_path):
 
 @pytest.mark.heavy
 def test_malformed_requests_get_an_answer_and_change_nothing():
-    statuses = fire(300, seed=1)
-    assert sum(statuses.values()) >= 300
+    statuses = fire(200, seed=1)
+    assert sum(statuses.values()) >= 200
     assert {400, 401} <= statuses.keys()
