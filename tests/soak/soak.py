@@ -133,12 +133,22 @@ class Soak:
                 os.kill(pids[victim], signal.SIGSTOP)  # the launcher kills it when it gives no sign of life
                 self.faults["SIGSTOP of an engine"] += 1
             elif wanted == "engine-":
-                moment = self._moment(victim)
+                moment = self._awaited_moment(victim)
                 os.kill(pids[victim], signal.SIGKILL)
                 self.faults[f"kill -9 of an engine, {moment}"] += 1
             else:
                 os.kill(pids[victim], signal.SIGKILL)
                 self.faults["kill -9 of a reward worker"] += 1
+
+    def _awaited_moment(self, role: str) -> str:
+        """Some moments are short: now and then one is waited for, for a while."""
+        wanted = self.draw.choice(("in a publication", "while it generates", ""))
+        for _ in range(40):
+            moment = self._moment(role)
+            if moment == wanted or not wanted or moment == "while it starts":
+                break
+            time.sleep(0.02)
+        return moment
 
     def _moment(self, role: str) -> str:
         """What the engine is at when it is killed, as far as it says."""
