@@ -15,6 +15,8 @@ from rondo.plan.simulate import simulate
 Cost = TypeVar("Cost", EngineCost, TrainerCost)
 
 DRAWS = 6  # periods per prediction: lengths are drawn anew for each
+FASTER = 0.8
+ALL_OF_IT = 1.3  # more or less
 SPLITS = 40  # that are looked at one by one; of more, some are left out
 
 
@@ -92,25 +94,27 @@ def _ranked(calibration: Calibration, setting: Setting, devices: int) -> list[Pr
 
 
 def bound_of(work: Sequence[Sequence[Task]], setting: Setting, costs: Costs, outcome: Outcome) -> Bound:
-    """What shortens the period most if it takes a fifth less: engines (then by what the trainer waits for), or ..."""
+    """What shortens the period most when it takes a fifth less time; of the engines, which part of their work."""
 
     def gain(**changed: float | EngineCost | TrainerCost) -> float:
         faster = replace(costs, **changed)  # type: ignore[arg-type]
         return outcome.seconds - statistics.fmean(simulate(tasks, setting, faster).seconds for tasks in work)
 
     gains: dict[Bound, float] = {
-        "training": gain(trainer=scaled(costs.trainer, 0.8)),
-        "generation": gain(engine=scaled(costs.engine, 0.8)),
-        "rewards": gain(reward=0.8 * costs.reward),
-        "stepping": gain(step=0.8 * costs.step),
-        "publishing": gain(publish=0.8 * costs.publish),
-        "rest": gain(rest=0.8 * costs.rest),
+        "training": gain(trainer=scaled(costs.trainer, FASTER)),
+        "generation": gain(engine=scaled(costs.engine, FASTER)),
+        "rewards": gain(reward=FASTER * costs.reward),
+        "stepping": gain(step=FASTER * costs.step),
+        "publishing": gain(publish=FASTER * costs.publish),
+        "rest": gain(rest=FASTER * costs.rest),
     }
     first = max(gains, key=lambda bound: gains[bound])
     if first != "generation":
         return first
-    waits: tuple[Bound, ...] = ("generation", "tail", "first group")
-    return max(waits, key=lambda state: outcome.states[state])
+    start, tail = outcome.states["first group"], outcome.states["tail"]
+    if gains[first] <= ALL_OF_IT * (1 - FASTER) * (start + tail):  # nothing but the pipeline's two ends got shorter
+        return "first group" if start >= tail else "tail"
+    return first
 
 
 def scaled(cost: Cost, factor: float) -> Cost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -13,8 +14,8 @@ from rondo.plan.search import Plan, Prediction
 
 ROWS = 12
 WHAT_HELPS: dict[Bound, str] = {
-    "training": "Training bounds it: faster or more ranks would make it shorter, more engines would not",
-    "generation": "Generation bounds it: faster or more engines would make it shorter, more ranks would not",
+    "training": "Training bounds it: faster or more ranks would shorten it most",
+    "generation": "Generation bounds it: faster or more engines would shorten it most",
     "tail": "The last long responses bound it: more devices do not help; a lower max_new_tokens does, and more prompts "
     "per period make the tail count less",
     "first group": "The wait for the first group bounds it: smaller groups help, and more prompts per period make it "
@@ -42,8 +43,8 @@ def caveats(plan: Plan) -> list[str]:
     now, seen = plan.now.outcome.seconds, plan.calibration.seconds
     if abs(now / seen - 1) > 0.15:
         said.append(
-            f"The recorded setting itself is simulated as {_seconds(now)} instead of {_seconds(seen)}: take the rest as "
-            "a comparison of settings, not as times."
+            f"The recorded setting itself is simulated as {_seconds(now)} instead of {_seconds(seen)}: take the rest "
+            "as a comparison of settings, not as times."
         )
     if recorded.ranks == 1 and any(found.setting.ranks > 1 for found in plan.splits):
         said.append("What ranks cost each other was not recorded (one rank) and is left out.")
@@ -88,7 +89,7 @@ def _record(found: Prediction) -> dict[str, Any]:
 
 
 def _table(title: str, rows: tuple[Prediction, ...], *, sizes: bool = False) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     names = ["engines", "ranks", *(["batch"] if sizes else []), "period", "synchr.", "resp./s", "busy"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
