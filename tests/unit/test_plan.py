@@ -288,7 +288,7 @@ def known(costs: Costs = COSTS, setting: Setting = SETTING) -> Calibration:
 
 
 def test_every_split_is_ranked_and_what_bounds_it_is_named():
-    found = plan(known(), devices=6)
+    found = plan(known(), devices=6, groups=[4], prompts=[24])
     assert sorted(split.setting.engines for split in found.splits) == [1, 2, 3, 4, 5]
     assert all(split.setting.devices == 6 for split in found.splits)
     seconds = [split.outcome.seconds for split in found.splits]
@@ -296,7 +296,11 @@ def test_every_split_is_ranked_and_what_bounds_it_is_named():
     by_engines = {split.setting.engines: split for split in found.splits}
     assert by_engines[5].bound == "training"
     slow = Costs(**{**COSTS.__dict__, "engine": EngineCost(step=0.05, row=1e-4)})
-    assert {split.bound for split in plan(known(slow), devices=3).splits} <= {"generation", "tail", "first group"}
+    assert {split.bound for split in plan(known(slow), devices=3, groups=[4], prompts=[24]).splits} <= {
+        "generation",
+        "tail",
+        "first group",
+    }
     assert "rank" in sentence(found)
 
 
@@ -316,15 +320,15 @@ def test_a_long_tail_is_named_as_such():
 
 def test_engines_of_several_devices_are_counted_with_all_of_them():
     wide = dataclasses.replace(SETTING, engine_devices=4)
-    found = plan(known(setting=wide), devices=10)
+    found = plan(known(setting=wide), devices=10, groups=[4], prompts=[24])
     assert sorted((split.setting.engines, split.setting.ranks) for split in found.splits) == [(1, 6), (2, 2)]
     with pytest.raises(UserError, match="leaves none for the trainer"):
         plan(known(setting=wide), devices=4)
 
 
 def test_many_devices_are_searched_without_trying_every_split():
-    found = plan(known(), devices=300, groups=[4], prompts=[24])
-    assert len(found.splits) < 120
+    found = plan(known(), devices=100, groups=[4], prompts=[24])
+    assert len(found.splits) < 60
     assert found.splits[0].outcome.seconds <= min(split.outcome.seconds for split in found.splits)
     assert any("was not recorded" in text for text in caveats(found))
 
@@ -377,6 +381,7 @@ def test_the_command_prints_a_table_and_a_sentence_without_torch(tmp_path):
     program = "import sys, rondo.cli; sys.argv = ['rondo', *sys.argv[1:]]\ntry: rondo.cli.main()\n"
     program += "finally: sys.stderr.write('torch' * ('torch' in sys.modules))"
     command = [sys.executable, "-c", program, "plan", str(tmp_path), "--devices", "4", "--prompts", "24"]
+    command += ["--group-sizes", "4"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "bound by" in shown.stdout
     assert "4 devices do the recorded work fastest as" in shown.stdout.replace("\n", " ")

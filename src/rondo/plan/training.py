@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heapreplace
 from typing import NamedTuple
 
 from rondo.plan.records import Arrival, Costs, Generation, Setting, Task, TrainerCost
@@ -46,11 +47,13 @@ def pieces(task: Task, budget: int) -> list[Piece]:
 
 def fitting(backlog: Sequence[Piece], budget: int, ranks: int) -> int:
     """How many of the first pieces fill a round: each goes to the first rank with room, and one alone may exceed."""
-    held = [0] * ranks
+    held: list[int] = []  # tokens of the ranks that have some
     for count, piece in enumerate(backlog):
-        rank = next((rank for rank, tokens in enumerate(held) if not tokens or tokens + piece.tokens <= budget), None)
-        if rank is None:
+        rank = next((rank for rank, tokens in enumerate(held) if tokens + piece.tokens <= budget), len(held))
+        if rank == ranks:
             return count
+        if rank == len(held):
+            held.append(0)
         held[rank] += piece.tokens
     return len(backlog)
 
@@ -58,9 +61,9 @@ def fitting(backlog: Sequence[Piece], budget: int, ranks: int) -> int:
 def round_seconds(taken: Sequence[Piece], ranks: int, cost: TrainerCost) -> float:
     """Dearest piece first, each to the rank with the least to do."""
     prices = sorted((piece.tokens * cost.token + piece.pairs * cost.pair for piece in taken), reverse=True)
-    loads = [0.0] * ranks
-    for price in prices:
-        loads[loads.index(min(loads))] += price
+    loads = prices[:ranks][::-1]  # one each, and a heap as it is
+    for price in prices[ranks:]:
+        heapreplace(loads, loads[0] + price)
     return max(loads) + cost.micro + (cost.round if ranks > 1 else 0.0)
 
 
