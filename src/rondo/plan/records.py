@@ -104,3 +104,6 @@ class Outcome:
     trainer_share: float
     samples: int
     tokens: int
+    start: float  # of the engines' time: until the first group was answered
+    tail: float  # of the engines' time: after every sample had a slot
+    generating: float  # the engines' time, all of it

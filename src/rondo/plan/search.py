@@ -10,13 +10,12 @@ from typing import TypeVar
 from rondo.errors import UserError
 from rondo.plan.calibrate import Calibration
 from rondo.plan.records import Bound, Costs, EngineCost, Outcome, Setting, Task, TrainerCost
-from rondo.plan.simulate import simulate
+from rondo.plan.simulate import finish, generate, simulate
 
 Cost = TypeVar("Cost", EngineCost, TrainerCost)
 
 DRAWS = 4  # periods per prediction: lengths are drawn anew for each
 FASTER = 0.8
-ALL_OF_IT = 1.3  # more or less
 SPLITS = 24  # that are looked at one by one; of more, some are left out
 
 
@@ -111,10 +110,9 @@ def bound_of(work: Sequence[Sequence[Task]], setting: Setting, costs: Costs) -> 
     first = max(gains, key=lambda bound: gains[bound])
     if first != "generation":
         return first
-    start, tail = outcome.states["first group"], outcome.states["tail"]
-    if gains[first] <= ALL_OF_IT * (1 - FASTER) * (start + tail):  # nothing but the pipeline's two ends got shorter
-        return "first group" if start >= tail else "tail"
-    return first
+    between = outcome.generating - outcome.start - outcome.tail
+    parts: dict[Bound, float] = {"generation": between, "tail": outcome.tail, "first group": outcome.start}
+    return max(parts, key=lambda part: parts[part])
 
 
 def scaled(cost: Cost, factor: float) -> Cost:
@@ -124,12 +122,14 @@ def scaled(cost: Cost, factor: float) -> Cost:
 
 def _both(costs: Costs, setting: Setting, work: Sequence[Sequence[Task]]) -> Prediction:
     waiting = replace(setting, schedule="synchronous")
-    outcome = average([simulate(tasks, setting, costs) for tasks in work])
+    generated = [generate(tasks, setting, costs) for tasks in work]
     return Prediction(
         setting=setting,
-        outcome=outcome,
+        outcome=average([finish(*both, setting, costs) for both in zip(work, generated, strict=True)]),
         bound=bound_of(work[:2], setting, costs),
-        synchronous=statistics.fmean(simulate(tasks, waiting, costs).seconds for tasks in work),
+        synchronous=statistics.fmean(
+            finish(*both, waiting, costs).seconds for both in zip(work, generated, strict=True)
+        ),
     )
 
 
@@ -145,6 +145,9 @@ def average(outcomes: Sequence[Outcome]) -> Outcome:
         trainer_share=mean(outcome.trainer_share for outcome in outcomes),
         samples=round(mean(outcome.samples for outcome in outcomes)),
         tokens=round(mean(outcome.tokens for outcome in outcomes)),
+        start=mean(outcome.start for outcome in outcomes),
+        tail=mean(outcome.tail for outcome in outcomes),
+        generating=mean(outcome.generating for outcome in outcomes),
     )
 
 

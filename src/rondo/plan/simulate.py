@@ -174,7 +174,11 @@ def generate(tasks: Sequence[Task], setting: Setting, costs: Costs) -> Generatio
 
 def simulate(tasks: Sequence[Task], setting: Setting, costs: Costs) -> Outcome:
     """One period of these groups."""
-    generation = generate(tasks, setting, costs)
+    return finish(tasks, generate(tasks, setting, costs), setting, costs)
+
+
+def finish(tasks: Sequence[Task], generation: Generation, setting: Setting, costs: Costs) -> Outcome:
+    """The period of which this was generated: the same under both schedules."""
     training = train(tasks, generation, setting, costs)
     states: dict[Bound, float] = {
         "training": training.training,
@@ -191,6 +195,9 @@ def simulate(tasks: Sequence[Task], setting: Setting, costs: Costs) -> Outcome:
         trainer_share=(training.training + training.stepping) / seconds,
         samples=sum(len(task.lengths) for task in tasks if task.trained),
         tokens=generation.tokens,
+        start=(start := generation.arrivals[0].answered),
+        tail=generation.ended - max(generation.drained, start),
+        generating=generation.ended,
     )
 
 

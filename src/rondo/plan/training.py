@@ -47,14 +47,22 @@ def pieces(task: Task, budget: int) -> list[Piece]:
 
 def fitting(backlog: Sequence[Piece], budget: int, ranks: int) -> int:
     """How many of the first pieces fill a round: each goes to the first rank with room, and one alone may exceed."""
-    held: list[int] = []  # tokens of the ranks that have some
+    if len(backlog) <= ranks:
+        return len(backlog)
+    smallest = min(piece.tokens for piece in backlog)
+    begun = 0
+    held: list[int] = []  # tokens of the ranks that have some and that the smallest piece still fits
     for count, piece in enumerate(backlog):
-        rank = next((rank for rank, tokens in enumerate(held) if tokens + piece.tokens <= budget), len(held))
-        if rank == ranks:
+        place = next((place for place, tokens in enumerate(held) if tokens + piece.tokens <= budget), None)
+        if place is None and begun == ranks:
             return count
-        if rank == len(held):
+        if place is None:
+            begun += 1
             held.append(0)
-        held[rank] += piece.tokens
+            place = len(held) - 1
+        held[place] += piece.tokens
+        if held[place] + smallest > budget:
+            del held[place]
     return len(backlog)
 
 
