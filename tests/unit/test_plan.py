@@ -17,7 +17,7 @@ from rondo.config import parse_config
 from rondo.engines.embedded import EmbeddedEngine, Request
 from rondo.engines.pool import EnginePool
 from rondo.errors import UserError
-from rondo.plan.calibrate import Calibration, calibrate, engine_cost, fit, trainer_cost
+from rondo.plan.calibrate import Calibration, calibrate, engine_cost, fit, micro_seconds, trainer_cost
 from rondo.plan.decoder import Decoder
 from rondo.plan.records import Costs, EngineCost, Setting, Task, TrainerCost
 from rondo.plan.search import plan, predict
@@ -207,6 +207,15 @@ def test_costs_are_found_again_in_a_period_that_they_made():
     assert found.request == pytest.approx(ENGINE.request, abs=0.01)
     trained = trainer_cost([period for period, _ in periods], [seconds for _, seconds in periods])
     assert trained.micro + 300 * trained.token == pytest.approx(0.01 + 300 * 3e-4, rel=0.02)
+
+
+def test_micro_batches_are_told_apart_where_spans_have_each(tmp_path):
+    whole, seconds = recorded(some_tasks(), SETTING, COSTS)
+    lane = [["training", 1.0, 1.01 + 3e-4 * group.tokens, [group.index], group.tokens] for group in whole.groups]
+    line = {"period": 0, "lanes": {"trainer": [["stepping", 0, 1], *lane, ["training", 2.0, 2.5, [], 0]]}}
+    (tmp_path / "spans.jsonl").write_text(json.dumps(line) + "\n")
+    found = trainer_cost([whole], [seconds], micro_seconds(tmp_path))
+    assert (found.micro, found.token) == pytest.approx((0.01, 3e-4), rel=1e-3)
 
 
 def test_costs_of_two_engines_are_found_each_by_its_own_groups():

@@ -1,5 +1,5 @@
 """A recorded run -> what things cost. From the journal (who was asked when, what came back, what was packed) and
-`metrics.jsonl` (where each lane's time went).
+`metrics.jsonl` (where each lane's time went); `spans.jsonl`, where there is one, has every micro-batch by itself.
 
 An engine's slots are replayed in decode steps, so that the moment at which each group was answered is a sum of
 steps, rows, keys and prompts; what each of these costs is then a least-squares fit over all groups, with no cost below
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -29,7 +29,7 @@ from rondo.plan.work import Lengths, SeenGroup
 from rondo.rollout.journal import RecordedPeriod, read_period, recorded_periods
 from rondo.types import Group
 
-WAITS = ("waiting for first group", "waiting for groups")
+WAITS = ("waiting for first group", "waiting for groups", "waiting for rewards")
 KNOWN = (*WAITS, "training", "stepping", "publishing")
 NOT_EVERY_PERIOD = ("evaluating", "saving")
 
@@ -60,7 +60,9 @@ def calibrate(folder: Path) -> Calibration:
     return Calibration(
         costs=Costs(
             engine=engine_cost(recorded, config.engines.slots),
-            trainer=trainer_cost(recorded, [line["trainer_seconds"].get("training", 0.0) for line in metrics]),
+            trainer=trainer_cost(
+                recorded, [line["trainer_seconds"].get("training", 0.0) for line in metrics], micro_seconds(folder)
+            ),
             step=_median(metrics, "stepping") / config.schedule.updates_per_period * config.trainer.ranks,
             publish=_median(metrics, "publishing"),
             reward=statistics.median(g.scored_at - g.answered_at for r in recorded for g in (*r.groups, *r.filtered)),
@@ -124,14 +126,33 @@ def replay(groups: Sequence[Group], slots: int) -> Iterable[tuple[Group, Amount]
             yield groups[done], total
 
 
-def trainer_cost(recorded: Sequence[RecordedPeriod], seconds: Sequence[float]) -> TrainerCost:
-    """From the seconds of whole periods: a micro-batch's own cost shows only as far as their number varies."""
-    table = []
-    for period in recorded:
+def trainer_cost(
+    recorded: Sequence[RecordedPeriod], seconds: Sequence[float], spans: Mapping[int, Sequence[float]] | None = None
+) -> TrainerCost:
+    """From each micro-batch's own seconds where `spans` has them; else from whole periods, where what a micro-batch
+    costs by itself shows only as far as their number varies."""
+    table, measured = [], []
+    for period, whole in zip(recorded, seconds, strict=True):
         micros = micro_pieces(period)
-        table.append([len(micros), sum(p.tokens for p in micros), sum(p.pairs for p in micros)])
-    micro, token, pair = fit(np.array(table, float), np.array(seconds))
+        single = (spans or {}).get(period.period, ())
+        if micros and len(single) == len(micros):
+            table += [[1.0, piece.tokens, piece.pairs] for piece in micros]
+            measured += single
+        else:
+            table.append([len(micros), sum(p.tokens for p in micros), sum(p.pairs for p in micros)])
+            measured.append(whole)
+    micro, token, pair = fit(np.array(table, float), np.array(measured))
     return TrainerCost(micro=micro, token=token, pair=pair)
+
+
+def micro_seconds(folder: Path) -> dict[int, list[float]]:
+    """Of every period in spans.jsonl: how long each micro-batch with tokens took, in order."""
+    path = folder / "spans.jsonl"
+    found: dict[int, list[float]] = {}
+    for line in _lines(path) if path.exists() else ():
+        stretches = (stretch for stretch in line["lanes"].get("trainer", ()) if stretch[0] == "training")
+        found[line["period"]] = [end - start for _, start, end, *about in stretches if about and about[-1]]
+    return found
 
 
 def micro_pieces(period: RecordedPeriod) -> list[Piece]:
