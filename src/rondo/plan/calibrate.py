@@ -131,7 +131,8 @@ def trainer_cost(
 ) -> TrainerCost:
     """From each micro-batch's own seconds where `spans` has them; else from whole periods, where what a micro-batch
     costs by itself shows only as far as their number varies."""
-    table, measured = [], []
+    table: list[list[float]] = []
+    measured: list[float] = []
     for period, whole in zip(recorded, seconds, strict=True):
         micros = micro_pieces(period)
         single = (spans or {}).get(period.period, ())
