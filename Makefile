@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test integration check bench clean
+.PHONY: setup demo test integration check bench docs clean
 
 setup: $(READY)
 
@@ -33,5 +33,8 @@ bench: $(READY)  ## figures, side by side in one run
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/overlap.py
 
+docs: $(READY)  ## the book, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs site .pytest_cache .mypy_cache .ruff_cache .hypothesis

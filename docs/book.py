@@ -43,9 +43,9 @@ def configuration() -> str:
     lines = [
         "# Configuration",
         "",
-        "One TOML file says everything. Every key is here, with its default; `rondo init MODEL DATA` writes them all into a "
-        "file of your own. An unknown key is refused with the nearest known one. `--set section.key=value` overrides one "
-        "key on the command line.",
+        "One TOML file says everything. Every key is here, with its default; `rondo init MODEL DATA` writes them all "
+        "into a file of your own. An unknown key is refused with the nearest known one. `--set section.key=value` "
+        "overrides one key on the command line.",
         "",
     ]
     for name, kind in sections("", Config):
@@ -78,15 +78,13 @@ def commands() -> str:
         command = group.commands[name]
         if command.hidden:
             continue
-        arguments = " ".join(p.make_metavar(None) for p in command.params if p.param_type_name == "argument")
-        lines += [
-            f"## `rondo {name} {arguments}`".replace(" `", "`") if not arguments else f"## `rondo {name} {arguments}`"
-        ]
-        lines += ["", _cell(command.help or ""), "", "| | |", "|---|---|"]
+        arguments = [_argument(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
+        lines.append(f"## `{' '.join(['rondo', name, *arguments])}`")
+        lines += ["", _cell(command.help or ""), "", "| option | |", "|---|---|"]
         for parameter in command.params:
             said = _cell(getattr(parameter, "help", None) or "")
             if parameter.param_type_name == "argument":
-                lines.append(f"| `{parameter.make_metavar(None)}` | {said} |")
+                lines.append(f"| `{_argument(parameter)}` | {said} |")
             else:
                 default = parameter.default
                 shown = f" Default: `{default}`." if default not in (None, "", False) and not callable(default) else ""
@@ -115,6 +113,10 @@ def _present(entry: Any) -> Any:
     ((title, below),) = entry.items()
     kept = _present(below) if isinstance(below, str) else [inner for inner in map(_present, below) if inner]
     return {title: kept} if kept else None
+
+
+def _argument(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name.upper())
 
 
 def _is_section(kind: Any) -> bool:
