@@ -119,7 +119,7 @@ def point(model: Model, devices: int, prompts: int) -> Point:
     best: tuple[float, Outcome, Setting] | None = None
     apart = math.inf
     tried: set[int] = set()
-    for sixteenths in (4, 8, 10, 11, 12, 13):
+    for sixteenths in (6, 8, 10, 11, 12, 13):
         engines = max(1, devices * sixteenths // 16 // wide)
         ranks = devices - engines * wide
         if engines in tried or ranks < 1:

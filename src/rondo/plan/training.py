@@ -6,6 +6,7 @@ is trained at once; with several ranks the loader waits for something for each, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapreplace
@@ -49,20 +50,19 @@ def fitting(backlog: Sequence[Piece], budget: int, ranks: int) -> int:
     """How many of the first pieces fill a round: each goes to the first rank with room, and one alone may exceed."""
     if len(backlog) <= ranks:
         return len(backlog)
-    smallest = min(piece.tokens for piece in backlog)
-    begun = 0
-    held: list[int] = []  # tokens of the ranks that have some and that the smallest piece still fits
+    width = 1 << (ranks - 1).bit_length()
+    # A tree over the ranks: each node holds the most room below it, so that the first rank with enough is found fast.
+    room = [math.inf] * (width + ranks) + [-1.0] * (width - ranks)
     for count, piece in enumerate(backlog):
-        place = next((place for place, tokens in enumerate(held) if tokens + piece.tokens <= budget), None)
-        if place is None and begun == ranks:
+        if room[1] < piece.tokens:
             return count
-        if place is None:
-            begun += 1
-            held.append(0)
-            place = len(held) - 1
-        held[place] += piece.tokens
-        if held[place] + smallest > budget:
-            del held[place]
+        node = 1
+        while node < width:
+            node = 2 * node if room[2 * node] >= piece.tokens else 2 * node + 1
+        room[node] = (budget if room[node] == math.inf else room[node]) - piece.tokens
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
     return len(backlog)
 
 
