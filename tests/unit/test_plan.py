@@ -135,6 +135,13 @@ def test_groups_are_split_and_packed_as_the_loader_does(budget, ranks):
     assert not ours
 
 
+def test_a_pack_may_be_full_to_the_last_token():
+    whole = pieces(Task(10, (10,)), 100)
+    assert fitting(whole * 6, 100, 1) == 5
+    assert fitting(whole * 11, 100, 2) == 10
+    assert fitting(pieces(Task(200, (1,)), 100) * 3, 100, 2) == 2  # one alone may exceed the budget
+
+
 def test_one_group_takes_what_its_parts_take():
     task = Task(10, (5, 3))
     setting = dataclasses.replace(SETTING, prompts=1, group_size=2)
@@ -256,6 +263,8 @@ def test_a_fit_leaves_out_what_would_cost_less_than_nothing():
 
     table = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0]])
     assert fit(table, np.array([1.0, 2.0, 3.0])) == pytest.approx([1.0, 0.0])
+    with_negative = np.array([[1.0, 1.0], [2.0, 1.0], [4.0, 1.0]])
+    assert min(fit(with_negative, np.array([0.5, 1.6, 3.9]))) == 0.0  # the best line has a negative intercept
     assert fit(table, 0.5 * table[:, 0] + 0.25 * table[:, 1]) == pytest.approx([0.5, 0.25])
 
 
@@ -311,6 +320,15 @@ def test_every_split_is_ranked_and_what_bounds_it_is_named():
         "first group",
     }
     assert "rank" in sentence(found)
+
+
+def test_other_sizes_are_ranked_by_responses_per_second():
+    found = plan(known(), devices=3, groups=[2, 8], prompts=[8, 32])
+    assert sorted((size.setting.group_size, size.setting.prompts) for size in found.sizes) == [
+        (2, 8), (2, 32), (8, 8), (8, 32),
+    ]  # fmt: skip
+    speeds = [size.samples_per_second for size in found.sizes]
+    assert speeds == sorted(speeds, reverse=True)
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("publish", 9.0), ("step", 60.0), ("reward", 2.0)])
