@@ -121,10 +121,10 @@ def test_as_many_requests_are_in_flight_as_the_pool_lets(slots, n):
     assert asyncio.run(asked()) == in_flight // n
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("budget", [40, 100, 400])
 def test_groups_are_split_and_packed_as_the_loader_does(budget, ranks):
-    tasks = some_tasks(40, seed=budget)
+    tasks = some_tasks(80, seed=budget)
     ours = [piece for task in tasks for piece in pieces(task, budget)]
     theirs = [part for index, task in enumerate(tasks) for part in parts_of(group_of(task, index), budget)]
     assert [piece.tokens for piece in ours] == [part.tokens for part in theirs]

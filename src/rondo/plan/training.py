@@ -53,6 +53,8 @@ def fitting(backlog: Sequence[Piece], budget: int, ranks: int) -> int:
     width = 1 << (ranks - 1).bit_length()
     # A tree over the ranks: each node holds the most room below it, so that the first rank with enough is found fast.
     room = [math.inf] * (width + ranks) + [-1.0] * (width - ranks)
+    for node in range(width - 1, 0, -1):
+        room[node] = max(room[2 * node], room[2 * node + 1])
     for count, piece in enumerate(backlog):
         if room[1] < piece.tokens:
             return count
