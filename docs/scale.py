@@ -19,6 +19,9 @@ from rondo.plan.simulate import finish, generate, simulate
 
 HERE = Path(__file__).parent
 DEVICES = (16, 64, 256, 1024, 4096)
+PER_DEVICE = (1, 2, 4, 8, 16, 32)
+SECONDS = (50, 100, 200, 500, 1000, 2000)
+GAINS = (1, 1.2, 1.4, 1.6, 1.8)
 PEAK, MEMORY = 989e12, 4.8e12  # an H200: bfloat16 FLOP/s and bytes/s, as its data sheet says
 TRAIN = 0.45 * PEAK  # measured with the 1.5B (docs/performance.md), assumed for the others
 DECODE = 0.6 * MEMORY  # assumed: what decoding reaches of the memory's speed
@@ -181,30 +184,29 @@ WIDTH, HEIGHT, LEFT, TOP = 360, 250, 54, 40
 Line = tuple[str, str, list[tuple[float, float]]]  # name, class, points
 
 
-def chart(
-    x0: int, title: str, unit: str, lines: Sequence[Line], low: float, high: float, ticks: Sequence[float]
-) -> str:
+def chart(x0: int, title: str, unit: str, lines: Sequence[Line], columns: Sequence[int], ticks: Sequence[float]) -> str:
     """Logarithmic in both directions; names stand at the lines' right ends, pushed apart where they would meet."""
+    low, high = ticks[0] * 0.95, ticks[-1] * 1.05
 
     def x(value: float) -> float:
-        return x0 + LEFT + math.log(value / 16) / math.log(256) * (WIDTH - LEFT - 90)
+        return x0 + LEFT + math.log(value / columns[0]) / math.log(columns[-1] / columns[0]) * (WIDTH - LEFT - 106)
 
     def y(value: float) -> float:
         return TOP + (1 - math.log(value / low) / math.log(high / low)) * (HEIGHT - TOP - 30)
 
     parts = [f'<text class="title" x="{x0 + 8}" y="18">{title}</text>']
     for tick in ticks:
-        parts.append(f'<line class="grid" x1="{x(16)}" x2="{x(4096)}" y1="{y(tick)}" y2="{y(tick)}"/>')
-        parts.append(f'<text x="{x(16) - 8}" y="{y(tick) + 4}" text-anchor="end">{tick:g}{unit}</text>')
-    parts += [f'<text x="{x(d)}" y="{HEIGHT - 8}" text-anchor="middle">{d}</text>' for d in DEVICES]
-    taken: list[float] = []
+        ends = f'x1="{x(columns[0])}" x2="{x(columns[-1])}"'
+        parts.append(f'<line class="grid" {ends} y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
+        parts.append(f'<text x="{x(columns[0]) - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}{unit}</text>')
+    parts += [f'<text x="{x(d):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{d}</text>' for d in columns]
+    under = -math.inf
     for name, kind, points in sorted(lines, key=lambda line: -line[2][-1][1]):
         path = "M" + " L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
         parts.append(f'<path class="{kind}" d="{path}"/>')
         parts += [f'<circle class="{kind}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="2.5"/>' for a, b in points]
-        at = max([y(points[-1][1]) + 4, *(other + 14 for other in taken[-1:])])
-        taken.append(at)
-        parts.append(f'<text x="{x(4096) + 8:.1f}" y="{at:.1f}">{name}</text>')
+        under = max(y(points[-1][1]) + 4, under + 14)
+        parts.append(f'<text x="{x(columns[-1]) + 8:.1f}" y="{under:.1f}">{name}</text>')
     return "\n".join(parts)
 
 
@@ -214,54 +216,46 @@ def draw(name: str, label: str, charts: Sequence[str]) -> None:
     (HERE / name).write_text("\n".join([head, f"<style>{STYLE}</style>", *charts, "</svg>"]) + "\n")
 
 
+def times(points: Sequence[Point]) -> list[Line]:
+    return [
+        ("periodic", "a", [(p.devices, p.periodic.seconds) for p in points]),
+        ("sync, split", "b", [(p.devices, p.apart) for p in points]),
+        ("sync, all for each", "c", [(p.devices, p.together) for p in points]),
+        ("longest response", "d dashed", [(p.devices, p.longest) for p in points]),
+    ]
+
+
 def main() -> None:
-    same, growing = {}, {}
+    same, growing, wider = {}, {}, {}
+    for model in MODELS:
+        wider[model.name] = [point(model, 64, 64 * count) for count in PER_DEVICE]
+        found = ", ".join(f"{n}: {p.gain:.2f}x" for n, p in zip(PER_DEVICE, wider[model.name], strict=True))
+        print(f"### {model.name}\n\nGain on 64 devices by prompts per device: {found}\n", flush=True)
     for model in MODELS:
         same[model.name] = [point(model, devices, 512) for devices in DEVICES]
+        print(f"### {model.name}\n\n512 prompts x 16:\n\n{table(same[model.name])}\n", flush=True)
         growing[model.name] = [point(model, devices, 8 * devices) for devices in DEVICES]
-        print(f"### {model.name}\n\n512 prompts x 16:\n\n{table(same[model.name])}\n")
         print(f"Eight prompts x 16 per device:\n\n{table(growing[model.name])}\n", flush=True)
-    eight = same["8B"]
     kinds = dict(zip(same, ("a", "b", "c"), strict=True))
     draw(
         "scale-time.svg",
         "Seconds of a period against devices, 8B, for a fixed and for a growing batch",
         [
-            chart(
-                number * WIDTH,
-                title,
-                " s",
-                [
-                    ("periodic", "a", [(p.devices, p.periodic.seconds) for p in points]),
-                    ("sync, split", "b", [(p.devices, p.apart) for p in points]),
-                    ("sync, all for each", "c", [(p.devices, p.together) for p in points]),
-                    ("longest response", "d dashed", [(p.devices, p.longest) for p in points]),
-                ],
-                50,
-                5000,
-                (50, 100, 200, 500, 1000, 2000, 5000),
-            )
-            for number, (title, points) in enumerate(
-                [("8B, 512 prompts per period", eight), ("8B, eight prompts per device", growing["8B"])]
-            )
+            chart(0, "8B, 512 prompts per period", " s", times(same["8B"]), DEVICES, SECONDS),
+            chart(WIDTH, "8B, eight prompts per device", " s", times(growing["8B"]), DEVICES, SECONDS),
         ],
     )
+    by_devices = [(name, kinds[name], [(p.devices, p.gain) for p in points]) for name, points in same.items()]
+    by_prompts = [
+        (name, kinds[name], list(zip(PER_DEVICE, (p.gain for p in points), strict=True)))
+        for name, points in wider.items()
+    ]
     draw(
         "scale.svg",
-        "Gain of periodic over synchronous against devices, for a fixed and for a growing batch",
+        "Gain of periodic over synchronous on a split: by devices, and by prompts per device",
         [
-            chart(
-                number * WIDTH,
-                title,
-                "x",
-                [(name, kinds[name], [(p.devices, p.gain) for p in points]) for name, points in found.items()],
-                0.95,
-                2.1,
-                (1, 1.2, 1.4, 1.6, 1.8, 2),
-            )
-            for number, (title, found) in enumerate(
-                [("gain, 512 prompts per period", same), ("gain, eight prompts per device", growing)]
-            )
+            chart(0, "gain, by devices: 512 prompts in all", "x", by_devices, DEVICES, GAINS),
+            chart(WIDTH, "gain, by prompts per device: 64 devices", "x", by_prompts, PER_DEVICE, GAINS),
         ],
     )
 

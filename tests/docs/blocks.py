@@ -1,7 +1,7 @@
 """The fenced blocks of README and book, and what their info strings say.
 
-A ```bash block is run by a test as it stands, all blocks of a page one after the other in one folder; one with a title
-is not, and the title says why. Other blocks have another language: `text` for what is shown.
+The lines of a ```bash block are run by a test, one after the other in a folder that all pages share; those of one with
+a title are not, and the title says why. Other blocks have another language: `text` for what is shown.
 """
 
 from __future__ import annotations

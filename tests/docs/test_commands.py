@@ -15,23 +15,33 @@ RUN = {page: [b for b in blocks(page) if b.language == "bash" and not b.title] f
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """`rondo` and `python` as a reader has them, from this tree."""
-    folder = tmp_path_factory.mktemp("bin")
+def shell(tmp_path_factory):
+    """Runs a line in a folder that all pages share, with `rondo` and `python` as a reader has them, from this tree.
+    A line that has been run there is not run again."""
+    folder, programs = tmp_path_factory.mktemp("reader"), tmp_path_factory.mktemp("bin")
+    (folder / "configs").symlink_to(ROOT / "configs")
     for name, words in {"rondo": "-m rondo", "python": ""}.items():
-        path = folder / name
-        path.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        path.chmod(0o755)
-    return folder
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    done: set[str] = set()
+
+    def run(line: str) -> None:
+        if line in done:
+            return
+        command = ["bash", "-euo", "pipefail", "-c", line]
+        ended = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert ended.returncode == 0, f"{line}\n{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}"
+        done.add(line)
+
+    return run
 
 
 @pytest.mark.parametrize("page", [page for page, found in RUN.items() if found], ids=lambda page: page.name)
-def test_the_commands_of_a_page_do_what_it_says(page, programs, tmp_path):
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+def test_the_commands_of_a_page_work(page, shell):
     for block in RUN[page]:
-        command = ["bash", "-euo", "pipefail", "-c", block.text]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, f"{block.where}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        for line in block.text.splitlines():
+            if command := line.partition(" #")[0].strip():
+                shell(command)
