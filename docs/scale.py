@@ -220,8 +220,8 @@ def times(points: Sequence[Point]) -> list[Line]:
     return [
         ("periodic", "a", [(p.devices, p.periodic.seconds) for p in points]),
         ("sync, split", "b", [(p.devices, p.apart) for p in points]),
-        ("sync, all for each", "c", [(p.devices, p.together) for p in points]),
-        ("longest response", "d dashed", [(p.devices, p.longest) for p in points]),
+        ("sync, all", "c", [(p.devices, p.together) for p in points]),
+        ("longest", "d dashed", [(p.devices, p.longest) for p in points]),
     ]
 
 

@@ -216,6 +216,17 @@ def test_costs_are_found_again_in_a_period_that_they_made():
     assert trained.micro + 300 * trained.token == pytest.approx(0.01 + 300 * 3e-4, rel=0.02)
 
 
+def test_periods_on_a_busy_machine_do_not_bend_the_costs():
+    periods = []
+    for seed, pace in enumerate((1.0, 2.5, 1.0, 1.1, 0.9)):
+        whole, _ = recorded(some_tasks(seed=seed), SETTING, COSTS)
+        slower = (dataclasses.replace(g, answered_at=100 + (g.answered_at - 100) * pace) for g in whole.groups)
+        periods.append(dataclasses.replace(whole, groups=tuple(slower)))
+    found = engine_cost(periods, SETTING.slots)
+    for rows in (1, 4, 16, 32):
+        assert found.tokens_per_second(rows, 40) == pytest.approx(ENGINE.tokens_per_second(rows, 40), rel=0.05)
+
+
 def test_micro_batches_are_told_apart_where_spans_have_each(tmp_path):
     whole, seconds = recorded(some_tasks(), SETTING, COSTS)
     lane = [["training", 1.0, 1.01 + 3e-4 * group.tokens, [group.index], group.tokens] for group in whole.groups]

@@ -31,6 +31,7 @@ from rondo.types import Group
 
 WAITS = ("waiting for first group", "waiting for groups", "waiting for rewards")
 KNOWN = (*WAITS, "training", "stepping", "publishing")
+PACES = 12  # rounds of fitting costs and paces in turn
 NOT_EVERY_PERIOD = ("evaluating", "saving")
 
 
@@ -93,18 +94,21 @@ def setting_of(config: Config) -> Setting:
 
 
 def engine_cost(recorded: Sequence[RecordedPeriod], slots: int) -> EngineCost:
-    amounts: list[Amount] = []
-    seconds: list[float] = []
+    tables: list[NDArray[np.float64]] = []
+    seconds: list[NDArray[np.float64]] = []
     for period in recorded:
+        amounts: list[Amount] = []
+        answered: list[float] = []
         groups = sorted((*period.groups, *period.filtered), key=lambda group: group.index)
         began = min(group.asked_at for group in groups)
         for engine in sorted({group.answer.engine for group in groups}):
             mine = [group for group in groups if group.answer.engine == engine]
             for group, amount in replay(mine, slots):
                 amounts.append(amount)
-                seconds.append(group.answered_at - began)
-    table = np.array([[*amount, 1.0] for amount in amounts])
-    step, row, key, prefill, prompt_token, request = fit(table, np.array(seconds))
+                answered.append(group.answered_at - began)
+        tables.append(np.array([[*amount, 1.0] for amount in amounts]))
+        seconds.append(np.array(answered))
+    step, row, key, prefill, prompt_token, request = fit_periods(tables, seconds)
     return EngineCost(step=step, row=row, key=key, prefill=prefill, prompt_token=prompt_token, request=request)
 
 
@@ -131,18 +135,21 @@ def trainer_cost(
 ) -> TrainerCost:
     """From each micro-batch's own seconds where `spans` has them; else from whole periods, where what a micro-batch
     costs by itself shows only as far as their number varies."""
-    table: list[list[float]] = []
-    measured: list[float] = []
+    tables: list[NDArray[np.float64]] = []
+    measured: list[NDArray[np.float64]] = []
     for period, whole in zip(recorded, seconds, strict=True):
         micros = micro_pieces(period)
         single = (spans or {}).get(period.period, ())
         if micros and len(single) == len(micros):
-            table += [[1.0, piece.tokens, piece.pairs] for piece in micros]
-            measured += single
+            tables.append(np.array([[1.0, piece.tokens, piece.pairs] for piece in micros]))
+            measured.append(np.array(single))
         else:
-            table.append([len(micros), sum(p.tokens for p in micros), sum(p.pairs for p in micros)])
-            measured.append(whole)
-    micro, token, pair = fit(np.array(table, float), np.array(measured))
+            sums = [len(micros), sum(p.tokens for p in micros), sum(p.pairs for p in micros)]
+            tables.append(np.array([sums], float))
+            measured.append(np.array([whole]))
+    alone = all(len(one) == 1 for one in measured)  # then a period's pace cannot be told from its work
+    fitted = fit(np.concatenate(tables), np.concatenate(measured)) if alone else fit_periods(tables, measured)
+    micro, token, pair = fitted
     return TrainerCost(micro=micro, token=token, pair=pair)
 
 
@@ -170,6 +177,22 @@ def micro_pieces(period: RecordedPeriod) -> list[Piece]:
                     pairs += prompt**2 / 2 + sum(n * (prompt + n / 2) for n in lengths)
                 found.append(Piece(tokens, pairs))
     return found
+
+
+def fit_periods(tables: Sequence[NDArray[np.float64]], seconds: Sequence[NDArray[np.float64]]) -> list[float]:
+    """One fit for all periods, each at a pace of its own: a machine that is busier in one of them would otherwise look
+    like a cost of whatever that period had more of. The costs are those of the period with the median pace."""
+    paces = np.ones(len(tables))
+    costs = [0.0]
+    for _ in range(PACES):
+        paced = [one / pace for one, pace in zip(seconds, paces, strict=True)]
+        costs = fit(np.concatenate(tables), np.concatenate(paced))
+        foreseen = [table @ np.array(costs) for table in tables]
+        paces = np.array(
+            [float(f @ s) / float(f @ f) if f.any() else 1.0 for f, s in zip(foreseen, seconds, strict=True)]
+        )
+        paces /= np.median(paces) or 1.0
+    return costs
 
 
 def fit(table: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
