@@ -13,12 +13,14 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from rondo.config import Config, asset_or_path
-from rondo.engines.pool import EnginePool
+from rondo.engines.bearer import run_token
+from rondo.launch.autoscale import Autoscaler, Rule
 from rondo.launch.build_loader import build_loader
 from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
-from rondo.launch.find_engines import join_engines, open_session
+from rondo.launch.control import Control
+from rondo.launch.fleet import Fleet, open_session
 from rondo.launch.join import device_of
 from rondo.loop import Run
 from rondo.observe.console import Console
@@ -41,6 +43,7 @@ from rondo.trainer.logprobs import warm_up
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
 from rondo.types import Group, Publication
+from rondo.weights.publisher import Publisher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +56,15 @@ class Built:
     background: Background
     session: aiohttp.ClientSession
     scorer: RewardRunner
+    fleet: Fleet
+    control: Control
+    autoscaler: Autoscaler | None
 
     def close(self) -> None:
+        if self.autoscaler is not None:
+            self.autoscaler.close()
+        self.background.call(self.control.close())
+        self.background.call(self.fleet.keeper.close())
         self.run.producer.abandon()  # else its requests would fail, loudly, when their connections close
         self.run.publisher.close()
         self.background.call(self.scorer.close())
@@ -78,10 +88,11 @@ def build(
     scorer = build_scorer(config, folder)
     background.call(scorer.start())
     session = background.call(open_session())
-    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
+    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn, token=run_token(folder))
+    pool = fleet.pool
 
     def engines() -> int:
-        return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+        return background.call(fleet.gather())
 
     warming = _warm_up(config, device or device_of(config.trainer.device))
     # An engine that measures the memory it may use must not see the trainer take some at the same time.
@@ -100,6 +111,8 @@ def build(
     def decode(token_ids: Sequence[int]) -> str:
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
+    autoscaler = _autoscaler(config, folder, console.warn)
+
     recorder = Recorder(
         folder=folder,
         lane=lane,
@@ -107,6 +120,8 @@ def build(
         trainer_tally=lambda: trainer.tally,
         counters=lambda: {
             "request_retries": pool.retries,
+            "requests_moved": pool.moved,
+            "engines_ready": len(pool.ready),
             "reward_failures": scorer.failures,
             "candidates_unneeded": producer.unneeded,
             "producer_cpu_seconds": background.cpu_seconds(),
@@ -115,7 +130,7 @@ def build(
             "probe_gap": probe.gap,
         },
         decode=decode,
-        show=console.show,
+        show=_shown(console, autoscaler),
     )
 
     def settled(group: Group, kept: bool) -> None:
@@ -143,6 +158,7 @@ def build(
         warn=console.warn,
         lane=lane,
     )
+    control = _attend(config, folder, fleet, publisher, background, queue)
     run = Run(
         prompts=prompts,
         producer=producer,
@@ -162,7 +178,17 @@ def build(
         ),
     )
     warming.join()
-    return Built(run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer)
+    return Built(
+        run=run,
+        own=own,
+        tokenizer=tokenizer,
+        background=background,
+        session=session,
+        scorer=scorer,
+        fleet=fleet,
+        control=control,
+        autoscaler=autoscaler,
+    )
 
 
 def _warm_up(config: Config, device: torch.device) -> Thread:
@@ -179,6 +205,40 @@ def _warm_up(config: Config, device: torch.device) -> Thread:
     warming = Thread(target=warm_up, kwargs=settings, name="warm-up", daemon=True)
     warming.start()
     return warming
+
+
+def _attend(
+    config: Config, folder: Path, fleet: Fleet, publisher: Publisher, background: Background, queue: GroupQueue
+) -> Control:
+    """From here on engines are watched and fed, and may join and leave."""
+    fleet.keeper.begin(publisher)
+    background.spawn(fleet.keeper.watch(), on_error=queue.fail)
+    engines = config.engines
+    control = Control(fleet, folder=folder, host=engines.join_host, port=engines.join_port, token=run_token(folder))
+    background.call(control.start())
+    return control
+
+
+def _shown(console: Console, autoscaler: Autoscaler | None) -> Callable[[dict[str, Any]], None]:
+    def shown(line: dict[str, Any]) -> None:
+        console.show(line)
+        if autoscaler is not None and "period" in line:
+            autoscaler.saw(line)
+
+    return shown
+
+
+def _autoscaler(config: Config, folder: Path, say: Callable[[str], None]) -> Autoscaler | None:
+    engines = config.engines
+    if not engines.autoscale_command:
+        return None
+    return Autoscaler(
+        command=engines.autoscale_command,
+        rule=Rule(wait=engines.autoscale_wait, idle=engines.autoscale_idle, periods=engines.autoscale_periods),
+        every=engines.autoscale_seconds,
+        folder=folder,
+        say=say,
+    )
 
 
 def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:
