@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import rondo
 from tests.docs.blocks import PAGES, ROOT, blocks
 
 pytestmark = pytest.mark.heavy
@@ -23,7 +25,10 @@ def shell(tmp_path_factory):
     for name, words in {"rondo": "-m rondo", "python": ""}.items():
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (programs / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    environment = os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(rondo.__file__).parent.parent.resolve()),
+    }
     done: set[str] = set()
 
     def run(line: str) -> None:
