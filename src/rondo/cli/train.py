@@ -38,7 +38,7 @@ def train(
         check_prompts(config)
         typer.echo("model, data and rewards were found")
         return
-    from rondo.launch.local import launch
+    from rondo.launch.start import launch
 
     launch(config, resume=resume)
 
@@ -52,7 +52,7 @@ def demo(
 ) -> None:
     """Train the small model that ships with Rondo on arithmetic, in about three minutes on two cores."""
     from rondo.config import ASSETS, read_config
-    from rondo.launch.local import launch
+    from rondo.launch.start import launch
 
     config = read_config(ASSETS / "arithmetic" / "demo.toml", [*(set_ or []), f"run.folder='{run_dir}'"])
     launch(config, overwrite=True)

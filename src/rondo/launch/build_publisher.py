@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 
 from rondo.config import Config
 from rondo.engines.pool import EnginePool
 from rondo.errors import ConfigError
+from rondo.launch.addresses import is_here, seen_from
 from rondo.observe.lane import Lane
 from rondo.rollout.background import Background
 from rondo.trainer.ensemble import AnyTrainer
@@ -67,6 +66,7 @@ def _transport(
 ) -> Transport:
     weights, dtype = config.weights, getattr(torch, config.model.dtype)
     name: str = weights.transport
+    host = weights.host or seen_from([seat.engine.url for seat in pool.seats])
     if name == "auto":
         name = choose([seat.engine.url for seat in pool.seats], config, device)
     if name in ("ipc", "nccl") and config.engines.backend == "embedded":
@@ -76,14 +76,14 @@ def _transport(
     if name == "ipc":
         return IpcTransport(dtype=dtype, device=device)
     if name == "nccl":
-        return BroadcastTransport(dtype=dtype, device=device, host=weights.host, workers=config.engines.tensor_parallel)
+        return BroadcastTransport(dtype=dtype, device=device, host=host, workers=config.engines.tensor_parallel)
     if name == "files":
         shared = publication_folder(weights.folder, folder)
         local = publication_folder("", folder) if weights.delta else shared
         outbox = None if local == shared else shared
         return StoredTransport(name=name, store=Store(local, dtype), outbox=outbox, delta=weights.delta)
     store = Store(publication_folder("", folder), dtype)
-    server = WeightServer(store.folder, host=weights.host)
+    server = WeightServer(store.folder, host=host)
     background.call(server.start())
     return StoredTransport(
         name=name,
@@ -96,18 +96,9 @@ def _transport(
 
 def choose(urls: Sequence[str], config: Config, device: torch.device) -> str:
     """What `auto` means."""
-    if not all(_is_here(url) for url in urls):
+    if not all(is_here(url) for url in urls):
         return "http"
-    started = not config.engines.urls
+    # Ray shows a process its own devices only: another's memory cannot be opened there.
+    started = not config.engines.urls and config.launch.backend == "local"
     on_accelerators = device.type != "cpu" and config.engines.device != "cpu"
     return "ipc" if config.engines.backend == "vllm" and started and on_accelerators else "files"
-
-
-def _is_here(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,0 +1,318 @@
+"""The Ray launcher: a warden per trainer rank and engine, each an actor in a bundle of one placement group.
+
+Like the local launcher it only starts and watches: the wardens start the same child processes, and HTTP and
+torch.distributed carry everything between those. It polls every warden, writes the children's logs into the folder
+here, hands engines' announcements to rank 0's machine, and waits for rank 0 to end. An engine that ends is started
+again (on another machine if Ray has to move its actor); a rank that ends is an error with a name, and ends all. When
+this process dies, Ray ends its actors, and with its warden every child loses its lifeline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rondo import errors
+from rondo.config import Config, changed
+from rondo.errors import AddressError, ConfigError, DiedError, Interrupted, RondoError, UserError
+from rondo.launch.bundles import bundles, described, machines
+from rondo.launch.local import BLAME_SECONDS, LOST_PEER, Progress
+from rondo.launch.processes import GRACE_SECONDS
+from rondo.launch.warden import Look, Warden
+
+try:
+    import ray
+    from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+except ImportError as error:
+    raise ConfigError(
+        f"launch.backend = \"ray\" needs Ray, here and on every machine of its cluster: pip install 'rondo-rl[ray]' "
+        f"({error})"
+    ) from None
+
+POLL_SECONDS = 0.1
+CALL_SECONDS = 60.0  # an actor that does not answer by then is given up
+BACK_OFF = 1.0  # before an engine's first restart; twice as long before each further one
+
+
+def launch(config: Config, *, resume: bool = False, overwrite: bool = False) -> Path:
+    """Run `config` to its end; returns the run's folder, which is on rank 0's machine. Raises what stopped it."""
+    if not config.trainer.threads and config.trainer.accumulation != "exact":
+        config = changed(config, "trainer.threads", config.launch.ray.rank_cpus)
+    connect(config)
+    try:
+        launcher = RayLauncher(config, resume=resume)
+        try:
+            folder = launcher.start(overwrite=overwrite)
+            launcher.watch()
+        finally:
+            launcher.close()
+    finally:
+        ray.shutdown()
+    return folder
+
+
+def connect(config: Config) -> None:
+    address = config.launch.ray.address or os.environ.get("RAY_ADDRESS") or "auto"
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error", configure_logging=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        named = f"at launch.ray.address = {address}" if address != "auto" else "on this machine"
+        raise AddressError(
+            f"there is no Ray cluster {named} ({_first(error)}): start one with `ray start --head`, or set "
+            "launch.ray.address"
+        ) from None
+
+
+class Actor(Warden):
+    """On a machine of the cluster."""
+
+    def __init__(self, role: str, config: str, *, home: str) -> None:
+        super().__init__(role, config, address=ray.util.get_node_ip_address(), home=home)
+
+
+class Remote:
+    """A warden as seen from here, and what it last said of its child."""
+
+    def __init__(self, role: str, actor: Any) -> None:
+        self.role = role
+        self.actor = actor
+        self.address = ""  # of an engine
+        self.node = ""
+        self.pid = 0
+        self.exit_code: int | None = None
+        self.restarts = 0
+        self.start_again_at: float | None = None
+        self.lost = ""  # what Ray says became of the actor
+        self.last: Look | None = None
+        self._asked: Any = None
+
+    def look(self) -> Look | None:
+        """The answer to the last question, if there is one yet; then the next is asked. Raises RayActorError."""
+        if self._asked is None:
+            self._asked = self.actor.look.remote()
+        if not ray.wait([self._asked], timeout=0)[0]:
+            return None
+        answer, self._asked = self._asked, None
+        look: Look = ray.get(answer)
+        self.last, self.pid, self.exit_code = look, look.pid, look.exit_code
+        return look
+
+    def say(self, name: str, *arguments: Any, seconds: float = CALL_SECONDS, **named: Any) -> Any:
+        """A call, and its answer; what the warden raises is raised here, and DiedError when it cannot be reached."""
+        try:
+            return ray.get(getattr(self.actor, name).remote(*arguments, **named), timeout=seconds)
+        except RayTaskError as error:
+            if isinstance(error.cause, RondoError):
+                raise error.cause from None
+            raise
+        except (RayActorError, GetTimeoutError) as error:
+            raise DiedError(f"{self.role} on {self.node or 'its machine'} cannot be reached: {_first(error)}") from None
+
+    def obituary(self, log: Path) -> str:
+        if self.lost:
+            return f"{self.role} on {self.node} is gone with its Ray actor ({self.lost}); its log, so far: {log}"
+        assert self.last is not None
+        return f"{self.last.obituary} on {self.node}; its log: {log}"
+
+
+class RayLauncher:
+    def __init__(self, config: Config, *, resume: bool) -> None:
+        self._config = config
+        self._resume = resume
+        self._folder = config.run.path.absolute()
+        self._group: Any = None
+        self._trainers: list[Remote] = []  # by rank
+        self._engines: list[Remote] = []
+        self._announced: dict[str, str] = {}
+        self._signals, self._told_to_end = 0, False
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def start(self, *, overwrite: bool) -> Path:
+        """Place everything, prepare the run's folder on rank 0's machine, then start all children at once."""
+        asked = self._place()
+        ranks = self._config.trainer.ranks
+        remotes = [
+            Remote(f"trainer-{number}" if number < ranks else f"engine-{number - ranks}", None)
+            for number in range(len(asked))
+        ]
+        for number, remote in enumerate(remotes):
+            remote.actor = self._actor(number, remote.role, asked[number], restarts=0 if number < ranks else -1)
+        self._trainers, self._engines = remotes[:ranks], remotes[ranks:]
+        leader = self._trainers[0]
+        folder = Path(leader.say("prepare", resume=self._resume, overwrite=overwrite))
+        (self._folder / "logs").mkdir(parents=True, exist_ok=True)
+        host, port = leader.say("meeting")
+        for remote in remotes:
+            remote.node = remote.say("meeting")[0]
+            self._log(remote).touch()
+        for number, engine in enumerate(self._engines):
+            engine.say("start_engine", number, {})
+        for rank, trainer in enumerate(self._trainers):
+            words = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": host, "MASTER_PORT": port}
+            trainer.say("start_rank", {key: str(value) for key, value in words.items()}, resume=self._resume)
+        return folder
+
+    def watch(self) -> None:
+        progress = Progress(self._config.engines.backend)
+        leader = self._trainers[0]
+        while leader.exit_code is None:
+            for remote in [*self._trainers, *self._engines]:
+                self._look_at(remote)
+            if any(trainer.lost or trainer.exit_code for trainer in self._trainers):
+                raise self._trainer_died()
+            for engine in self._engines:
+                self._keep_going(engine)
+            progress.tell([engine.role for engine in self._engines if engine.role not in self._announced])
+            if self._signals and not self._told_to_end:
+                self._told_to_end = True
+                leader.say("ask_to_end")
+            if self._signals >= 2:
+                raise Interrupted("stopped at once; the last checkpoint is what remains")
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Rank 0 first: it may still want to save, and its engines and other ranks must not vanish under it."""
+        failed = any(trainer.lost or trainer.exit_code for trainer in self._trainers)
+        patience = 0.0 if self._signals >= 2 or failed else GRACE_SECONDS
+        for remotes in (self._trainers[:1], self._trainers[1:], self._engines):
+            self._end(remotes, patience)
+        if self._group is not None:
+            remove_placement_group(self._group)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _place(self) -> list[dict[str, float]]:
+        settings = self._config.launch.ray
+        nodes = [(str(node["NodeManagerAddress"]), node["Resources"]) for node in ray.nodes() if node["Alive"]]
+        asked = bundles(self._config, nodes, ray.util.get_node_ip_address())
+        if settings.lead and settings.lead not in [address for address, _ in nodes]:
+            raise ConfigError(
+                f"launch.ray.lead = {settings.lead} is no machine of the cluster: it has "
+                f"{machines(nodes, settings.accelerator)}"
+            )
+        self._group = placement_group(asked, strategy=settings.placement.upper())
+        if not self._group.wait(settings.place_seconds):
+            raise ConfigError(
+                f"the Ray cluster had no room for {described(asked)} within launch.ray.place_seconds = "
+                f"{settings.place_seconds:g}: it has {machines(nodes, settings.accelerator)}, and others may use some "
+                "of it; ask for less, or add machines"
+            )
+        return asked
+
+    def _actor(self, number: int, role: str, bundle: dict[str, float], *, restarts: int) -> Any:
+        named = {"CPU", "GPU"}
+        kind = ray.remote(Actor).options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            resources={name: amount for name, amount in bundle.items() if name not in named},
+            max_restarts=restarts,
+            max_task_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=number
+            ),
+        )
+        return kind.remote(role, self._config.model_dump_json(), home=os.getcwd())
+
+    def _look_at(self, remote: Remote) -> None:
+        try:
+            look = remote.look()
+        except ActorUnavailableError:  # Ray is starting it again, or the network is slow
+            return
+        except RayActorError as error:
+            remote.lost = _first(error)
+            return
+        if look is None:
+            return
+        self._take(remote, look)
+        if look.announced and look.announced != self._announced.get(remote.role):
+            self._announced[remote.role] = look.announced
+            remote.address = json.loads(look.announced)["url"]
+            self._trainers[0].say("deliver", remote.role, look.announced)
+            self._write_processes()
+
+    def _take(self, remote: Remote, look: Look) -> None:
+        if look.log:
+            with self._log(remote).open("ab") as log:
+                log.write(look.log)
+        if look.printed:
+            sys.stdout.write(look.printed.decode(errors="replace"))
+            sys.stdout.flush()
+
+    def _keep_going(self, engine: Remote) -> None:
+        """Start an engine that ended again, a little later each time."""
+        look = engine.last
+        if look is None or (look.pid and look.exit_code is None and not engine.lost):
+            return
+        if look.exit_code == 2 and look.sentence:
+            raise UserError(look.sentence)
+        if engine.lost or engine.restarts >= self._config.launch.ray.restarts:
+            raise DiedError(engine.obituary(self._log(engine)))
+        now = time.monotonic()
+        if engine.start_again_at is None:
+            engine.start_again_at = now + BACK_OFF * 2**engine.restarts
+            what = look.obituary or f"{engine.role} lost its machine"
+            sys.stdout.write(f"{what}; starting it again\n")
+        if now >= engine.start_again_at:
+            engine.restarts, engine.start_again_at = engine.restarts + 1, None
+            with contextlib.suppress(DiedError):  # not yet, then
+                engine.say("start_engine", self._engines.index(engine), {})
+                engine.last = None
+
+    def _trainer_died(self) -> RondoError:
+        """What the first rank to end had to say; those that only missed it are not to blame."""
+        deadline = time.monotonic() + BLAME_SECONDS
+        while True:
+            for trainer in self._trainers:
+                self._look_at(trainer)
+            for trainer in self._trainers:
+                if trainer.last is not None and trainer.last.error:
+                    left = json.loads(trainer.last.error)
+                    kind: type[RondoError] = getattr(errors, left["type"])
+                    return kind(left["message"])
+            dead = [trainer for trainer in self._trainers if trainer.lost or trainer.exit_code]
+            guilty = [trainer for trainer in dead if trainer.exit_code != LOST_PEER]
+            if guilty or time.monotonic() > deadline:
+                first = (guilty or dead)[0]
+                return DiedError(first.obituary(self._log(first)))
+            time.sleep(POLL_SECONDS)
+
+    def _end(self, remotes: list[Remote], patience: float) -> None:
+        """All at once; then their last words, and nothing of them is left."""
+        remotes = [remote for remote in remotes if remote.actor is not None and not remote.lost]
+        answers = [remote.actor.end.remote(seconds=patience) for remote in remotes]
+        if answers:
+            ray.wait(answers, num_returns=len(answers), timeout=patience + CALL_SECONDS)
+        for remote in remotes:
+            with contextlib.suppress(DiedError):  # its machine is gone
+                while (look := remote.say("look")).log or look.printed:
+                    self._take(remote, look)
+                remote.say("close")
+            ray.kill(remote.actor)
+
+    def _log(self, remote: Remote) -> Path:
+        return self._folder / "logs" / f"{remote.role}.log"
+
+    def _write_processes(self) -> None:
+        records = [{"role": "launcher", "pid": os.getpid(), "address": "", "node": ray.util.get_node_ip_address()}]
+        for remote in [*self._trainers, *self._engines]:
+            records.append({name: getattr(remote, name) for name in ("role", "pid", "address", "node")})
+        aside = self._folder / "processes.partial"
+        aside.write_text(json.dumps(records, indent=2) + "\n")
+        os.replace(aside, self._folder / "processes.json")
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1  # Ray's own calls are not made in the middle of another: the loop looks at it
+
+
+def _first(error: Exception) -> str:
+    """Ray's messages have many lines; the first says what happened."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
