@@ -23,7 +23,7 @@ def train(
         bool, typer.Option("--dry-run", help="Print the resolved config and check model, data and rewards.")
     ] = False,
 ) -> None:
-    """Train a model."""
+    """Train a model; under torchrun (`torchrun ... -m rondo train FILE`), as one of its ranks."""
     from rondo.config import read_config
 
     overrides = list(set_ or [])
@@ -38,6 +38,10 @@ def train(
         check_prompts(config)
         typer.echo("model, data and rewards were found")
         return
+    from rondo.launch import torchrun
+
+    if torchrun.started_us():
+        raise typer.Exit(torchrun.main(config, resume=resume))
     from rondo.launch.start import launch
 
     launch(config, resume=resume)

@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -32,25 +33,35 @@ from rondo.trainer.ensemble import follow
 from rondo.trainer.parallel import Alone, Joined, leave
 
 
-def main(config: Config, folder: Path, *, resume: bool) -> int:
-    """The process's exit code; what went wrong is left in `error.json` for the launcher to say."""
+def main(config: Config, folder: Path, *, resume: bool, launched: bool = True) -> int:
+    """The process's exit code; what went wrong is left in `error.json` for the launcher to say.
+
+    Not `launched` (torchrun): it is said here, and Ctrl-C comes to this process too.
+    """
     queue = GroupQueue()
-    signal.signal(signal.SIGTERM, lambda number, frame: queue.close())  # only rank 0 looks at it: it lets the others go
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
+
+    def close(number: int, frame: FrameType | None) -> None:  # only rank 0 looks at it: it lets the others go
+        queue.close()
+
+    signal.signal(signal.SIGTERM, close)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if launched else close)  # the launcher's business
     try:
         _train(config, folder, queue, resume=resume)
         code = 0
     except Exception as error:
         traceback.print_exc()  # into the log; the launcher prints the sentence
-        code = _exit_code(folder, error)
+        code = _exit_code(folder if launched else None, error)
     if dist.is_initialized():
         leave(code)
     return code
 
 
-def _exit_code(folder: Path, error: Exception) -> int:
+def _exit_code(folder: Path | None, error: Exception) -> int:
     if isinstance(error, RondoError):
-        leave_error(folder, error)
+        if folder is None:
+            sys.stderr.write(f"error: {error}\n")
+        else:
+            leave_error(folder, error)
         return error.exit_code
     # The place in its own source that gloo names when a peer is gone.
     return LOST_PEER if "gloo/transport" in str(error) else 1
@@ -59,7 +70,7 @@ def _exit_code(folder: Path, error: Exception) -> int:
 def _train(config: Config, folder: Path, queue: GroupQueue, *, resume: bool) -> None:
     transformers.utils.logging.disable_progress_bar()
     ranks, device = join(config.trainer)
-    torch.set_num_threads(_threads(config, ranks.size))
+    torch.set_num_threads(_threads(config, int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))))
     if isinstance(ranks, Joined) and ranks.rank > 0:
         follow(build_trainer(config, Lane(), ranks=ranks, device=device), ranks)
     else:

@@ -56,7 +56,7 @@ class Warden:
         self._address = address
         self._own = Path(tempfile.mkdtemp(prefix=f"rondo-{role}-"))
         self._run: Path | None = None  # the run's folder: rank 0's
-        self._reapers = [_remove_when_we_end(self._own)]
+        self._reapers = [remove_when_we_end(self._own)]
         self._child: Child | None = None
         self._sinks: dict[str, IO[bytes]] = {}
 
@@ -68,7 +68,7 @@ class Warden:
         """Makes the run's folder on this machine; raises what a person has to mend first."""
         check(self._config)
         self._run = prepare(self._config, resume=resume, overwrite=overwrite)
-        self._reapers.append(_remove_when_we_end(*self._published(self._run)))
+        self._reapers.append(remove_when_we_end(*self._published(self._run)))
         return str(self._run)
 
     def start_rank(self, environment: Mapping[str, str], *, resume: bool) -> None:
@@ -155,7 +155,7 @@ class Warden:
         return [publication_folder(parent, run) for parent in {self._config.weights.folder, ""}]
 
 
-def _remove_when_we_end(*folders: Path) -> IO[bytes]:
+def remove_when_we_end(*folders: Path) -> IO[bytes]:
     """A shell that waits until this process is gone, however it went, and then removes the folders; or until what is
     returned is closed. It is no child of ours: what kills a process with all its children must not reach it."""
     script = 'exec 3<&0; (cat <&3 >/dev/null; rm -rf -- "$@") >/dev/null 2>&1 &'
