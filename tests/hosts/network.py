@@ -1,4 +1,4 @@
-"""Machines for tests: network namespaces on one bridge, each with an address, a loopback and shared memory of its own."""
+"""Machines for tests: network namespaces on one bridge, each with an address, a loopback and memory of its own."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import IO
 class Host:
     """One machine."""
 
-    space: str  # its network namespace
+    space: str  # its network namespace; empty: this very machine, and then nothing is private
     address: str
 
-    def start(self, *command: str, private: tuple[Path, ...] = (), log: IO[str], home: Path) -> subprocess.Popen[str]:
-        """A process there, which finds shared memory and the `private` folders empty, and shares them with no other."""
-        mounts = "".join(f"mount -t tmpfs none '{path}' && " for path in (Path("/dev/shm"), *private))
-        return subprocess.Popen(
-            ["ip", "netns", "exec", self.space, "sh", "-c", f'{mounts} exec "$@"', "sh", *command],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=home,
-        )
+    def start(
+        self, *command: str, log: IO[str], home: Path, private: tuple[Path, ...] = (), own_memory: bool = True
+    ) -> subprocess.Popen[str]:
+        """A process there, which finds the `private` folders (and shared memory) empty, and shares them with no other
+        but its children."""
+        if self.space:
+            empty = (*private, Path("/dev/shm")) if own_memory else private
+            mounts = "".join(f"mount -t tmpfs none '{path}' && " for path in empty)
+            command = ("ip", "netns", "exec", self.space, "sh", "-c", f'{mounts} exec "$@"', "sh", *command)
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True, cwd=home)
 
 
 class Network:

@@ -192,7 +192,10 @@ class RayLauncher:
 
     def _place(self) -> list[dict[str, float]]:
         settings = self._config.launch.ray
-        nodes = [(str(node["NodeManagerAddress"]), node["Resources"]) for node in ray.nodes() if node["Alive"]]
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        nodes = sorted(
+            ((str(node["NodeManagerAddress"]), node["Resources"]) for node in alive), key=lambda node: node[0]
+        )
         asked = bundles(self._config, nodes, ray.util.get_node_ip_address())
         if settings.lead and settings.lead not in [address for address, _ in nodes]:
             raise ConfigError(

@@ -17,12 +17,14 @@ import torch
 
 from rondo.trainer.parallel import Joined
 
-PIECE = 64 << 20  # bytes
+PIECE = 4 << 20  # bytes
 
 
 @contextmanager
 def written(folder: Path, ranks: Joined) -> Iterator[Path]:
     """Where this rank writes; when all have, every file is in rank 0's `folder`."""
+    if ranks.rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
     sees = _who_sees(folder, ranks)
     with _own(folder, sees[ranks.rank]) as own:
         yield own

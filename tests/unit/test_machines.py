@@ -1,0 +1,86 @@
+"""What a run asks of a cluster, and which addresses are whose."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from rondo.config import Config, parse_config
+from rondo.errors import ConfigError
+from rondo.launch.addresses import interface_of, is_here, own_address, seen_from
+from rondo.launch.bundles import bundles, described, machines
+
+
+def config(**sections: dict[str, object]) -> Config:
+    needed = {"model": {"path": "rondo:arithmetic"}, "data": {"train": "x"}, "rewards": {"functions": ["a:b"]}}
+    return parse_config(needed | sections)
+
+
+def ray(**settings: object) -> dict[str, object]:
+    return {"backend": "ray", "ray": settings}
+
+
+CPUS = [("10.0.0.1", {"CPU": 8.0, "node:10.0.0.1": 1.0})]
+DEVICES = [("10.0.0.1", {"CPU": 8.0}), ("10.0.0.2", {"CPU": 8.0, "GPU": 8.0})]
+
+
+def test_every_process_has_a_bundle_and_rank_0_is_where_the_command_was_typed():
+    asked = bundles(config(trainer={"ranks": 2}, engines={"count": 3}, launch=ray(engine_cpus=2)), CPUS, "10.0.0.1")
+    assert asked == [{"CPU": 1, "node:10.0.0.1": 0.001}, {"CPU": 1}, {"CPU": 2}, {"CPU": 2}, {"CPU": 2}]
+    assert described(asked) == "2 x (1 CPU) and 3 x (2 CPU)"
+
+
+def test_engines_elsewhere_need_no_bundle():
+    asked = bundles(config(engines={"urls": ["http://10.0.0.9:8000"]}, launch=ray()), CPUS, "10.0.0.1")
+    assert [set(bundle) for bundle in asked] == [{"CPU", "node:10.0.0.1"}]
+
+
+def test_where_the_cluster_has_accelerators_ranks_and_engines_take_one_each_or_as_many_as_an_engine_spans():
+    engines = {"backend": "vllm", "tensor_parallel": 4}
+    asked = bundles(config(engines=engines, launch=ray()), DEVICES, "10.0.0.1")
+    assert asked == [{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 4}]  # not here: this machine has no accelerator
+    assert machines(DEVICES, "GPU") == "10.0.0.1 (8 CPU), 10.0.0.2 (8 CPU, 8 GPU)"
+
+
+def test_what_is_configured_counts_and_a_cpu_device_needs_no_accelerator():
+    told = config(trainer={"device": "cpu"}, launch=ray(engine_devices=0.5, lead="10.0.0.2"))
+    assert bundles(told, DEVICES, "10.0.0.1") == [{"CPU": 1, "node:10.0.0.2": 0.001}, {"CPU": 1, "GPU": 0.5}]
+
+
+@pytest.mark.parametrize(("section", "cores"), [("trainer", [0]), ("engines", [[0]])])
+def test_cores_of_this_machine_cannot_be_named_on_a_cluster(section, cores):
+    with pytest.raises(ConfigError, match=rf'{section}\.cpus names cores of this machine, but launch\.backend = "ray"'):
+        config(**{section: {"cpus": cores}, "launch": {"backend": "ray"}})
+
+
+def test_without_ray_one_sentence_says_how_to_get_it():
+    """In a process of its own, where Ray cannot be imported."""
+    program = "import sys; sys.modules['ray'] = None\nimport rondo.launch.ray"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert 'launch.backend = "ray" needs Ray, here and on every machine of its cluster: pip install' in done.stderr
+
+
+def test_own_addresses_are_here_and_others_are_not():
+    assert is_here("http://127.0.0.1:1")
+    assert is_here("http://localhost:1")
+    assert is_here("http://[::1]:1")
+    assert not is_here("http://198.51.100.77:1")  # set aside for documents: nobody's
+    assert not is_here("http://a.name.example:1")
+
+
+def test_the_way_to_loopback_is_loopback():
+    assert own_address("127.0.0.1") == "127.0.0.1"
+    assert seen_from(["http://127.0.0.1:1", "http://localhost:2"]) == "127.0.0.1"
+    assert interface_of("127.0.0.1") in [name for _, name in socket.if_nameindex()]
+    assert interface_of("198.51.100.77") == ""
+    assert own_address("no.such.name.invalid") == ""
+
+
+def test_wardens_and_the_other_launchers_import_without_ray():
+    program = (
+        "import sys; sys.modules['ray'] = None\nimport rondo.launch.warden, rondo.launch.start, rondo.launch.torchrun"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
