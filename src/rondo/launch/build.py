@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import aiohttp
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from rondo.config import Config, asset_or_path
 from rondo.engines.pool import EnginePool
@@ -18,6 +19,7 @@ from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
 from rondo.launch.find_engines import join_engines, open_session
+from rondo.launch.join import device_of
 from rondo.loop import Run
 from rondo.observe.console import Console
 from rondo.observe.lane import Lane
@@ -35,6 +37,7 @@ from rondo.stream.queue import GroupQueue
 from rondo.trainer.accounted import Accounted
 from rondo.trainer.checkpoint import Checkpoints
 from rondo.trainer.ensemble import AnyTrainer, Ensemble
+from rondo.trainer.logprobs import warm_up
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
 from rondo.types import Group, Publication
@@ -80,6 +83,7 @@ def build(
     def engines() -> int:
         return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
 
+    warming = _warm_up(config, device or device_of(config.trainer.device))
     # An engine that measures the memory it may use must not see the trainer take some at the same time.
     context = engines() if config.shares_device else 0
     own = build_trainer(  # else while the engines start
@@ -157,7 +161,24 @@ def build(
             lane=lane,
         ),
     )
+    warming.join()
     return Built(run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer)
+
+
+def _warm_up(config: Config, device: torch.device) -> Thread:
+    """Compiles what the first step needs while engines start and weights are read."""
+    text = AutoConfig.from_pretrained(asset_or_path(config.model.path)).get_text_config()
+    settings = {
+        "tokens": config.trainer.micro_tokens,
+        "vocabulary": text.vocab_size,
+        "dtype": getattr(torch, config.trainer.dtype),
+        "device": device,
+        "temperature": config.rollout.temperature,
+        "entropy": config.algorithm.entropy_coefficient > 0,
+    }
+    warming = Thread(target=warm_up, kwargs=settings, name="warm-up", daemon=True)
+    warming.start()
+    return warming
 
 
 def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:

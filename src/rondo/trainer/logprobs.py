@@ -48,6 +48,22 @@ def token_logps(
     return torch.cat(chunks, dim=-1)
 
 
+def warm_up(
+    *, tokens: int, vocabulary: int, dtype: torch.dtype, device: torch.device, temperature: float, entropy: bool
+) -> None:
+    """Compile ahead what the first step would wait for, about a minute: in the shapes to come, with gradient and
+    without. What it takes of the device's memory is kept for the trainer, so that an engine which measures what is free
+    never sees it rise."""
+    if device.type == "cpu":
+        return
+    rows = max(2, min(tokens, ACCELERATOR_CHUNK_ELEMENTS // vocabulary))
+    logits = torch.zeros(rows, vocabulary, dtype=dtype, device=device, requires_grad=True)
+    target = torch.zeros(rows, dtype=torch.long, device=device)
+    with torch.no_grad():
+        _compiled_select()(logits, target, temperature, False)
+    torch.autograd.backward(_compiled_select()(logits, target, temperature, entropy).sum())
+
+
 def _select(logits: torch.Tensor, target: torch.Tensor, temperature: float, entropy: bool) -> torch.Tensor:
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     norm = wide.logsumexp(-1)
