@@ -22,6 +22,7 @@ from typing import Any
 from rondo import errors
 from rondo.config import Config, changed
 from rondo.errors import AddressError, ConfigError, DiedError, Interrupted, RondoError, UserError
+from rondo.launch.addresses import LOOPBACK
 from rondo.launch.bundles import bundles, described, machines
 from rondo.launch.local import BLAME_SECONDS, LOST_PEER, Progress
 from rondo.launch.processes import GRACE_SECONDS
@@ -154,8 +155,8 @@ class RayLauncher:
         for remote in remotes:
             remote.node = remote.say("meeting")[0]
             self._log(remote).touch()
-        for number, engine in enumerate(self._engines):
-            engine.say("start_engine", number, {})
+        for engine in self._engines:
+            self._start_engine(engine)
         for rank, trainer in enumerate(self._trainers):
             words = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": host, "MASTER_PORT": port}
             trainer.say("start_rank", {key: str(value) for key, value in words.items()}, resume=self._resume)
@@ -250,6 +251,12 @@ class RayLauncher:
             sys.stdout.write(look.printed.decode(errors="replace"))
             sys.stdout.flush()
 
+    def _start_engine(self, engine: Remote) -> None:
+        """Where all are on one machine it listens to that machine alone."""
+        alone = len({remote.node for remote in [*self._trainers, *self._engines]}) == 1
+        host = LOOPBACK if alone else engine.node
+        engine.say("start_engine", self._engines.index(engine), {}, host=host)
+
     def _keep_going(self, engine: Remote) -> None:
         """Start an engine that ended again, a little later each time."""
         look = engine.last
@@ -267,7 +274,7 @@ class RayLauncher:
         if now >= engine.start_again_at:
             engine.restarts, engine.start_again_at = engine.restarts + 1, None
             with contextlib.suppress(DiedError):  # not yet, then
-                engine.say("start_engine", self._engines.index(engine), {})
+                self._start_engine(engine)
                 engine.last = None
 
     def _trainer_died(self) -> RondoError:

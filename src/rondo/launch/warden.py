@@ -77,11 +77,11 @@ class Warden:
         folder = self._run or self._own
         self._start(["rank", str(folder), *(["--resume"] if resume else [])], environment)
 
-    def start_engine(self, number: int, environment: Mapping[str, str]) -> None:
+    def start_engine(self, number: int, environment: Mapping[str, str], *, host: str) -> None:
         self._announcement.parent.mkdir(exist_ok=True)
         self._announcement.unlink(missing_ok=True)
         threads = self._config.engines.threads or self._config.launch.ray.engine_cpus
-        words = engine_arguments(self._config, self._own, number, host=self._address, threads=threads)
+        words = engine_arguments(self._config, self._own, number, host=host, threads=threads)
         self._start(words, environment)
 
     def deliver(self, role: str, announcement: str) -> None:
