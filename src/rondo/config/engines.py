@@ -27,6 +27,13 @@ class EnginesConfig(Section):
         default=3, ge=0, description="How often a failed request is sent again before the run stops."
     )
     request_seconds: float = Field(default=600.0, gt=0, description="A request that takes longer counts as failed.")
+    health_seconds: float = Field(
+        default=10.0, gt=0, description="An engine that gives no sign of life within this time, twice, is lost."
+    )
+    health_every: float = Field(default=2.0, gt=0, description="Seconds between two looks at an engine.")
+    max_restarts: int = Field(
+        default=5, ge=0, description="How often a started engine is started again, with growing pauses, in ten minutes."
+    )
     start_seconds: float = Field(default=300.0, gt=0, description="An engine that is not ready by then is an error.")
     threads: int = Field(default=0, ge=0, description="CPU threads each; 0: an equal share of the cores.")
     cpus: tuple[tuple[int, ...], ...] = Field(default=(), description="Pin engine i to cpus[i]; empty: do not pin.")

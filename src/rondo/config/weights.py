@@ -24,6 +24,11 @@ class WeightsConfig(Section):
         description="For http and nccl: the address of the trainer's machine, as engines see it; empty: the one by "
         "which it reaches them.",
     )
+    keep: bool = Field(
+        default=True,
+        description="For ipc and nccl: write each publication to host memory too, for engines that join or come back "
+        "within a period (files and http have it anyway). Without it they wait for the next publication.",
+    )
     delta: bool = Field(
         default=False, description="For files and http: send only the numbers that changed, losslessly."
     )

@@ -13,12 +13,11 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from rondo.config import Config, asset_or_path
-from rondo.engines.pool import EnginePool
 from rondo.launch.build_loader import build_loader
 from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
-from rondo.launch.find_engines import join_engines, open_session
+from rondo.launch.fleet import Fleet, open_session
 from rondo.launch.join import device_of
 from rondo.loop import Run
 from rondo.observe.console import Console
@@ -53,8 +52,10 @@ class Built:
     background: Background
     session: aiohttp.ClientSession
     scorer: RewardRunner
+    fleet: Fleet
 
     def close(self) -> None:
+        self.background.call(self.fleet.keeper.close())
         self.run.producer.abandon()  # else its requests would fail, loudly, when their connections close
         self.run.publisher.close()
         self.background.call(self.scorer.close())
@@ -78,10 +79,11 @@ def build(
     scorer = build_scorer(config, folder)
     background.call(scorer.start())
     session = background.call(open_session())
-    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
+    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn)
+    pool = fleet.pool
 
     def engines() -> int:
-        return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+        return background.call(fleet.gather())
 
     warming = _warm_up(config, device or device_of(config.trainer.device))
     # An engine that measures the memory it may use must not see the trainer take some at the same time.
@@ -107,6 +109,8 @@ def build(
         trainer_tally=lambda: trainer.tally,
         counters=lambda: {
             "request_retries": pool.retries,
+            "requests_moved": pool.moved,
+            "engines_ready": len(pool.ready),
             "reward_failures": scorer.failures,
             "candidates_unneeded": producer.unneeded,
             "producer_cpu_seconds": background.cpu_seconds(),
@@ -143,6 +147,8 @@ def build(
         warn=console.warn,
         lane=lane,
     )
+    fleet.keeper.begin(publisher)
+    background.spawn(fleet.keeper.watch(), on_error=queue.fail)
     run = Run(
         prompts=prompts,
         producer=producer,
@@ -162,7 +168,9 @@ def build(
         ),
     )
     warming.join()
-    return Built(run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer)
+    return Built(
+        run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer, fleet=fleet
+    )
 
 
 def _warm_up(config: Config, device: torch.device) -> Thread:

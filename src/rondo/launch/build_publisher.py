@@ -20,6 +20,7 @@ from rondo.weights.http import WeightServer
 from rondo.weights.ipc import IpcTransport
 from rondo.weights.probe import RANGES, Probe
 from rondo.weights.publisher import Publisher
+from rondo.weights.shelf import Address, Shelf
 from rondo.weights.store import Store
 from rondo.weights.stored import StoredTransport
 from rondo.weights.transport import Transport
@@ -47,14 +48,20 @@ def build_publisher(
         submit=background.submit,
         allowed=config.weights.probe_gap or max(RANGES[config.model.dtype], RANGES[config.trainer.dtype]),
     )
+    transport = _transport(config, folder, pool, device, background)
     publisher = Publisher(
-        transport=_transport(config, folder, pool, device, background),
+        transport=transport,
         weights=trainer.weights,
         dtype=dtype,
         bucket_bytes=config.weights.bucket_mb << 20,
-        receivers=lambda: [seat.engine for seat in pool.seats],
+        receivers=pool.receivers,
         submit=background.submit,
         probe=probe,
+        probe_one=probe.one,
+        shelf=_shelf(config, folder, transport),
+        on_held=lambda member, confirmation: pool.confirm(member.seat, confirmation),
+        on_failed=lambda member, reason: pool.lose(member.seat, reason),
+        health_seconds=config.engines.health_seconds,
         on_repeat=warn,
         lane=lane,
     )
@@ -92,6 +99,34 @@ def _transport(
         address=server.url,
         on_close=lambda: background.call(server.close()),
     )
+
+
+def _shelf(config: Config, folder: Path, transport: Transport) -> Shelf | None:
+    """Where the last publication is kept for engines that come between two."""
+    servers: list[WeightServer] = []
+
+    if isinstance(transport, StoredTransport):
+        store, written = transport.store, True
+    elif config.weights.keep:
+        store, written = Store(publication_folder("", folder), getattr(torch, config.model.dtype)), False
+    else:
+        return None
+    shared = bool(config.weights.folder) and config.weights.transport == "files" and not config.weights.delta
+
+    async def elsewhere(url: str) -> Address | None:
+        if is_here(url) or shared:
+            return None
+        if not servers:
+            server = WeightServer(store.folder, host=config.weights.host or seen_from([url]))
+            await server.start()
+            servers.append(server)
+        return servers[0].url
+
+    async def close() -> None:
+        for server in servers:
+            await server.close()
+
+    return Shelf(store, written=written, keep=config.weights.delta, elsewhere=elsewhere, on_close=close)
 
 
 def choose(urls: Sequence[str], config: Config, device: torch.device) -> str:
