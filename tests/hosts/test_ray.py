@@ -81,17 +81,23 @@ def cluster(machines: list[Host], tmp_path_factory: pytest.TempPathFactory) -> I
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def test_a_run_over_two_machines_trains_the_model_of_one_machine(cluster, on_one_machine):
+def test_a_run_over_two_machines_whose_engine_is_killed_trains_the_model_of_one_machine(cluster, on_one_machine):
     process = cluster.started("same", *SAME_BITS, "trainer.ranks=2")
-    assert process.wait(timeout=120) == 0, cluster.said("same")
     run = cluster.folder / "same" / "run"
+    wait_for(lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text(), seconds=120)
+    engine = pids_of(run)["engine-0"]
+    os.kill(engine, signal.SIGKILL)
+    assert process.wait(timeout=120) == 0, cluster.said("same")
     assert_same_bits(on_one_machine, model_of(run))
-    assert cluster.said("same").count("period    ") == 3  # what rank 0 prints is seen here
+    said = cluster.said("same")
+    assert said.count("period    ") == 8  # what rank 0 prints is seen here
+    assert f"engine-0 (pid {engine}) ended with signal SIGKILL on {cluster.second.address}; its log: " in said
+    assert pids_of(run)["engine-0"] != engine
     here, there = cluster.first.address, cluster.second.address
     records = json.loads((run / "processes.json").read_text())
     nodes = {record["role"]: record["node"] for record in records}
     assert nodes == {"launcher": here, "trainer-0": here, "trainer-1": there, "engine-0": there}
-    assert f"at http://{there}:" in (run / "logs" / "engine-0.log").read_text()
+    assert (run / "logs" / "engine-0.log").read_text().count(f"at http://{there}:") == 2
     wait_for(lambda: not survivors(run), seconds=15)
 
 
@@ -100,7 +106,7 @@ def test_when_the_launcher_is_killed_nothing_is_left_on_any_machine(cluster):
     process = cluster.started("killed", "schedule.periods=100000")
     run = cluster.folder / "killed" / "run"
     wait_for(lambda: (run / "metrics.jsonl").exists() and len((run / "metrics.jsonl").read_text().splitlines()) > 1)
-    pids = {record["role"]: record["pid"] for record in json.loads((run / "processes.json").read_text())}
+    pids = pids_of(run)
     assert all(Path(f"/proc/{pid}").exists() for pid in pids.values())
     os.kill(pids["launcher"], signal.SIGKILL)
     process.wait(timeout=10)
@@ -110,6 +116,10 @@ def test_when_the_launcher_is_killed_nothing_is_left_on_any_machine(cluster):
         time.sleep(0.1)
     wait_for(lambda: not survivors(run), seconds=15)
     wait_for(lambda: own_folders() <= before, seconds=15)
+
+
+def pids_of(run: Path) -> dict[str, int]:
+    return {record["role"]: record["pid"] for record in json.loads((run / "processes.json").read_text())}
 
 
 def own_folders() -> set[Path]:

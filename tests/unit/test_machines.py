@@ -12,6 +12,7 @@ from rondo.config import Config, parse_config
 from rondo.errors import ConfigError
 from rondo.launch.addresses import interface_of, is_here, own_address, seen_from
 from rondo.launch.bundles import bundles, described, machines
+from rondo.launch.news import News
 
 
 def config(**sections: dict[str, object]) -> Config:
@@ -84,3 +85,19 @@ def test_wardens_and_the_other_launchers_import_without_ray():
         "import sys; sys.modules['ray'] = None\nimport rondo.launch.warden, rondo.launch.start, rondo.launch.torchrun"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_news_of_engines_are_heard_once_and_their_changes_delivered_once():
+    news = News()
+    folder = news.folder / "engines"
+    news.hear("engine-0.json", '{"boot": "a"}')
+    assert news.changes() == {"engine-0.json": '{"boot": "a"}\n'}
+    assert news.changes() == {}
+    (folder / "engine-0.json").unlink()  # the launcher: it has ended
+    news.hear("engine-0.json", '{"boot": "a"}')  # an answer from before that
+    assert news.changes() == {"engine-0.json": None}
+    news.hear("engine-0.lost", '{"boot": "b"}')  # rank 0's own word does not go back to it
+    assert (folder / "engine-0.lost").exists()
+    assert news.changes() == {}
+    news.close()
+    assert not folder.exists()

@@ -36,7 +36,6 @@ class RayConfig(Section):
         "what a rank needs, else any.",
     )
     place_seconds: float = Field(default=60.0, gt=0, description="A cluster that has no room by then is an error.")
-    restarts: int = Field(default=3, ge=0, description="How often an engine that ended is started again.")
 
 
 class LaunchConfig(Section):

@@ -21,11 +21,12 @@ from typing import Any
 
 from rondo import errors
 from rondo.config import Config, changed
-from rondo.errors import AddressError, ConfigError, DiedError, Interrupted, RondoError, UserError
-from rondo.launch.addresses import LOOPBACK
+from rondo.errors import AddressError, ConfigError, DiedError, Interrupted, RondoError
 from rondo.launch.bundles import bundles, described, machines
 from rondo.launch.local import BLAME_SECONDS, LOST_PEER, Progress
+from rondo.launch.news import News
 from rondo.launch.processes import GRACE_SECONDS
+from rondo.launch.restarts import Posts
 from rondo.launch.warden import Look, Warden
 
 try:
@@ -41,7 +42,6 @@ except ImportError as error:
 
 POLL_SECONDS = 0.1
 CALL_SECONDS = 60.0  # an actor that does not answer by then is given up
-BACK_OFF = 1.0  # before an engine's first restart; twice as long before each further one
 
 
 def launch(config: Config, *, resume: bool = False, overwrite: bool = False) -> Path:
@@ -86,12 +86,9 @@ class Remote:
     def __init__(self, role: str, actor: Any) -> None:
         self.role = role
         self.actor = actor
-        self.address = ""  # of an engine
         self.node = ""
         self.pid = 0
         self.exit_code: int | None = None
-        self.restarts = 0
-        self.start_again_at: float | None = None
         self.lost = ""  # what Ray says became of the actor
         self.last: Look | None = None
         self._asked: Any = None
@@ -104,8 +101,12 @@ class Remote:
             return None
         answer, self._asked = self._asked, None
         look: Look = ray.get(answer)
-        self.last, self.pid, self.exit_code = look, look.pid, look.exit_code
+        self.last, self.node, self.pid, self.exit_code = look, look.node, look.pid, look.exit_code
         return look
+
+    def forget(self) -> None:
+        """What was said or asked so far is about a child that is no more."""
+        self.last = self._asked = None
 
     def say(self, name: str, *arguments: Any, seconds: float = CALL_SECONDS, **named: Any) -> Any:
         """A call, and its answer; what the warden raises is raised here, and DiedError when it cannot be reached."""
@@ -121,8 +122,46 @@ class Remote:
     def obituary(self, log: Path) -> str:
         if self.lost:
             return f"{self.role} on {self.node} is gone with its Ray actor ({self.lost}); its log, so far: {log}"
-        assert self.last is not None
+        if self.last is None or not self.last.pid:
+            return f"{self.role} is gone with its machine; its log, so far: {log}"
         return f"{self.last.obituary} on {self.node}; its log: {log}"
+
+
+class Life:
+    """One process of an engine, on its warden's machine, until the next is started."""
+
+    def __init__(self, remote: Remote, log: Path, *, problem: str) -> None:
+        self.address = ""
+        self._remote = remote
+        self._log = log
+        self._problem = problem  # why it could not be started
+
+    @property
+    def pid(self) -> int:
+        return self._remote.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """A warden without a child is one that Ray has started anew, on this machine or another."""
+        look = self._remote.last
+        if self._problem or self._remote.lost or (look is not None and not look.pid):
+            return 1
+        return look.exit_code if look is not None else None
+
+    def ask_to_end(self) -> None:
+        with contextlib.suppress(DiedError):
+            self._remote.say("ask_to_end")
+
+    def kill(self) -> None:
+        with contextlib.suppress(DiedError):
+            self._remote.say("kill")
+        self._remote.forget()
+
+    def obituary(self) -> str:
+        return self._problem or self._remote.obituary(self._log)
+
+    def last_error(self) -> str | None:
+        return self._remote.last.sentence if self._remote.last else None
 
 
 class RayLauncher:
@@ -133,7 +172,10 @@ class RayLauncher:
         self._group: Any = None
         self._trainers: list[Remote] = []  # by rank
         self._engines: list[Remote] = []
-        self._announced: dict[str, str] = {}
+        self._news = News()
+        self._posts: Posts[Life] = Posts(
+            folder=self._news.folder, start=self._start_engine, limit=config.engines.max_restarts, say=_say
+        )
         self._signals, self._told_to_end = 0, False
         self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -156,7 +198,7 @@ class RayLauncher:
             remote.node = remote.say("meeting")[0]
             self._log(remote).touch()
         for engine in self._engines:
-            self._start_engine(engine)
+            self._posts.open(engine.role)
         for rank, trainer in enumerate(self._trainers):
             words = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": host, "MASTER_PORT": port}
             trainer.say("start_rank", {key: str(value) for key, value in words.items()}, resume=self._resume)
@@ -170,9 +212,10 @@ class RayLauncher:
                 self._look_at(remote)
             if any(trainer.lost or trainer.exit_code for trainer in self._trainers):
                 raise self._trainer_died()
-            for engine in self._engines:
-                self._keep_going(engine)
-            progress.tell([engine.role for engine in self._engines if engine.role not in self._announced])
+            if not self._signals and self._posts.tend():
+                leader.say("deliver", self._news.changes())
+                self._write_processes()
+            progress.tell(self._posts.loading)
             if self._signals and not self._told_to_end:
                 self._told_to_end = True
                 leader.say("ask_to_end")
@@ -186,6 +229,7 @@ class RayLauncher:
         patience = 0.0 if self._signals >= 2 or failed else GRACE_SECONDS
         for remotes in (self._trainers[:1], self._trainers[1:], self._engines):
             self._end(remotes, patience)
+        self._news.close()
         if self._group is not None:
             remove_placement_group(self._group)
         for number, handler in self._handlers.items():
@@ -237,11 +281,10 @@ class RayLauncher:
         if look is None:
             return
         self._take(remote, look)
-        if look.announced and look.announced != self._announced.get(remote.role):
-            self._announced[remote.role] = look.announced
-            remote.address = json.loads(look.announced)["url"]
-            self._trainers[0].say("deliver", remote.role, look.announced)
-            self._write_processes()
+        if look.announced:
+            self._news.hear(f"{remote.role}.json", look.announced)
+        for name, text in look.words.items():
+            self._news.hear(name, text)
 
     def _take(self, remote: Remote, look: Look) -> None:
         if look.log:
@@ -251,31 +294,17 @@ class RayLauncher:
             sys.stdout.write(look.printed.decode(errors="replace"))
             sys.stdout.flush()
 
-    def _start_engine(self, engine: Remote) -> None:
+    def _start_engine(self, name: str) -> Life:
         """Where all are on one machine it listens to that machine alone."""
+        number = [engine.role for engine in self._engines].index(name)
         alone = len({remote.node for remote in [*self._trainers, *self._engines]}) == 1
-        host = LOOPBACK if alone else engine.node
-        engine.say("start_engine", self._engines.index(engine), {}, host=host)
-
-    def _keep_going(self, engine: Remote) -> None:
-        """Start an engine that ended again, a little later each time."""
-        look = engine.last
-        if look is None or (look.pid and look.exit_code is None and not engine.lost):
-            return
-        if look.exit_code == 2 and look.sentence:
-            raise UserError(look.sentence)
-        if engine.lost or engine.restarts >= self._config.launch.ray.restarts:
-            raise DiedError(engine.obituary(self._log(engine)))
-        now = time.monotonic()
-        if engine.start_again_at is None:
-            engine.start_again_at = now + BACK_OFF * 2**engine.restarts
-            what = look.obituary or f"{engine.role} lost its machine"
-            sys.stdout.write(f"{what}; starting it again\n")
-        if now >= engine.start_again_at:
-            engine.restarts, engine.start_again_at = engine.restarts + 1, None
-            with contextlib.suppress(DiedError):  # not yet, then
-                self._start_engine(engine)
-                engine.last = None
+        engine, problem = self._engines[number], ""
+        try:
+            engine.say("start_engine", number, {}, alone=alone)
+        except DiedError as error:  # Ray has no room for its warden yet
+            problem = str(error)
+        engine.forget()
+        return Life(engine, self._log(engine), problem=problem)
 
     def _trainer_died(self) -> RondoError:
         """What the first rank to end had to say; those that only missed it are not to blame."""
@@ -312,15 +341,24 @@ class RayLauncher:
         return self._folder / "logs" / f"{remote.role}.log"
 
     def _write_processes(self) -> None:
-        records = [{"role": "launcher", "pid": os.getpid(), "address": "", "node": ray.util.get_node_ip_address()}]
+        records: list[dict[str, Any]] = [
+            {"role": "launcher", "pid": os.getpid(), "address": "", "node": ray.util.get_node_ip_address()}
+        ]
+        addresses = {post.name: post.child.address for post in self._posts.posts}
         for remote in [*self._trainers, *self._engines]:
-            records.append({name: getattr(remote, name) for name in ("role", "pid", "address", "node")})
+            where = {"address": addresses.get(remote.role, ""), "node": remote.node}
+            records.append({"role": remote.role, "pid": remote.pid, **where})
         aside = self._folder / "processes.partial"
         aside.write_text(json.dumps(records, indent=2) + "\n")
         os.replace(aside, self._folder / "processes.json")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1  # Ray's own calls are not made in the middle of another: the loop looks at it
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _first(error: Exception) -> str:

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import IO
 
 from rondo.config import Config, parse_config
-from rondo.launch.addresses import free_port
+from rondo.launch.addresses import LOOPBACK, free_port
 from rondo.launch.commands import engine_arguments
 from rondo.launch.cpu import environment_for
 from rondo.launch.folder import prepare
 from rondo.launch.preflight import check
 from rondo.launch.processes import GRACE_SECONDS, Child
+from rondo.launch.restarts import write_word
 from rondo.weights.folder import publication_folder, remove_publication_folder
 
 LARGEST_PIECE = 1 << 20  # of a log, in one answer
@@ -35,11 +36,13 @@ LARGEST_PIECE = 1 << 20  # of a log, in one answer
 class Look:
     """What is new about a child since the last look."""
 
+    node: str  # the address of its machine
     pid: int  # 0: there is none
     exit_code: int | None
     log: bytes
     printed: bytes
-    announced: str | None  # an engine's announcement, as it wrote it
+    announced: str | None  # a living engine's announcement, as it wrote it
+    words: dict[str, str]  # what rank 0 has to say about engines (restarts.py), by file name
     error: str | None  # what a trainer rank left in `error.json`
     obituary: str  # when it has ended: how
     sentence: str | None  # when it has ended: the error it told a person
@@ -77,32 +80,38 @@ class Warden:
         folder = self._run or self._own
         self._start(["rank", str(folder), *(["--resume"] if resume else [])], environment)
 
-    def start_engine(self, number: int, environment: Mapping[str, str], *, host: str) -> None:
+    def start_engine(self, number: int, environment: Mapping[str, str], *, alone: bool) -> None:
+        """`alone`: nobody on another machine wants to speak to it."""
         self._announcement.parent.mkdir(exist_ok=True)
         self._announcement.unlink(missing_ok=True)
         threads = self._config.engines.threads or self._config.launch.ray.engine_cpus
-        words = engine_arguments(self._config, self._own, number, host=host, threads=threads)
-        self._start(words, environment)
+        host = LOOPBACK if alone else self._address
+        self._start(engine_arguments(self._config, self._own, number, host=host, threads=threads), environment)
 
-    def deliver(self, role: str, announcement: str) -> None:
-        """An engine's announcement, into the run's folder, where rank 0 looks for it."""
+    def deliver(self, words: Mapping[str, str | None]) -> None:
+        """Files of the folder where rank 0 looks for news of engines; None: away with it."""
         assert self._run is not None
-        path = self._run / "engines" / f"{role}.json"
-        aside = path.with_name(path.name + ".partial")
-        aside.write_text(announcement)
-        os.replace(aside, path)
+        for name, text in words.items():
+            path = self._run / "engines" / name
+            if text is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_word(path, json.loads(text))
 
     def look(self) -> Look:
         child = self._child
         code = None if child is None else child.exit_code
         ended = child if code is not None else None
         error = (self._run or self._own) / "error.json"
+        lost = (self._run / "engines").glob("*.lost") if self._run else ()
         return Look(
+            node=self._address,
             pid=0 if child is None else child.pid,
             exit_code=code,
             log=self._news("log"),
             printed=self._news("printed"),
-            announced=self._announcement.read_text() if self._announcement.exists() else None,
+            announced=self._announcement.read_text() if code is None and self._announcement.exists() else None,
+            words={path.name: path.read_text() for path in lost},
             error=error.read_text() if error.exists() else None,
             obituary=ended.obituary().replace(f"; its log: {ended.log}", "") if ended else "",
             sentence=ended.last_error() if ended else None,
@@ -111,6 +120,10 @@ class Warden:
     def ask_to_end(self) -> None:
         if self._child is not None:
             self._child.ask_to_end()
+
+    def kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
 
     def end(self, *, seconds: float = GRACE_SECONDS) -> None:
         """Ask, wait, kill; then nothing of the child is left here but what it wrote into the run's folder."""
