@@ -123,8 +123,8 @@ def pids_of(run: Path) -> dict[str, int]:
 
 
 def own_folders() -> set[Path]:
-    """What wardens work in."""
-    return {*Path("/tmp").glob("rondo-trainer-*"), *Path("/tmp").glob("rondo-engine-*")}
+    """What the launcher and the wardens work in."""
+    return {path for kind in ("trainer", "engine", "news") for path in Path("/tmp").glob(f"rondo-{kind}-*")}
 
 
 def test_a_cluster_without_room_is_one_sentence(cluster):

@@ -7,17 +7,19 @@ that. What changes there is to be delivered to rank 0's machine; what rank 0 say
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from rondo.launch.reaper import remove_when_we_end
 from rondo.launch.restarts import write_word
 
 
 class News:
     def __init__(self) -> None:
-        self._place = TemporaryDirectory(prefix="rondo-news-")
-        self.folder = Path(self._place.name)  # stands for the run's
+        self.folder = Path(tempfile.mkdtemp(prefix="rondo-news-"))  # stands for the run's
+        self._reaper = remove_when_we_end(self.folder)
         self._words = self.folder / "engines"
         self._words.mkdir()
         self._heard: dict[str, str] = {}
@@ -36,4 +38,5 @@ class News:
         return {name: now.get(name) for name in sorted({*now, *before}) if now.get(name) != before.get(name)}
 
     def close(self) -> None:
-        self._place.cleanup()
+        shutil.rmtree(self.folder)
+        self._reaper.close()

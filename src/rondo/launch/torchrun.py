@@ -12,7 +12,7 @@ from rondo.config import Config
 from rondo.errors import ConfigError
 from rondo.launch.folder import prepare
 from rondo.launch.preflight import check, check_model
-from rondo.launch.warden import remove_when_we_end
+from rondo.launch.reaper import remove_when_we_end
 from rondo.weights.folder import publication_folder
 
 

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from rondo.launch.cpu import environment_for
 from rondo.launch.folder import prepare
 from rondo.launch.preflight import check
 from rondo.launch.processes import GRACE_SECONDS, Child
+from rondo.launch.reaper import remove_when_we_end
 from rondo.launch.restarts import write_word
 from rondo.weights.folder import publication_folder, remove_publication_folder
 
@@ -166,14 +166,3 @@ class Warden:
 
     def _published(self, run: Path) -> list[Path]:
         return [publication_folder(parent, run) for parent in {self._config.weights.folder, ""}]
-
-
-def remove_when_we_end(*folders: Path) -> IO[bytes]:
-    """A shell that waits until this process is gone, however it went, and then removes the folders; or until what is
-    returned is closed. It is no child of ours: what kills a process with all its children must not reach it."""
-    script = 'exec 3<&0; (cat <&3 >/dev/null; rm -rf -- "$@") >/dev/null 2>&1 &'
-    command = ["sh", "-c", script, "sh", *map(str, folders)]
-    shell = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    shell.wait()
-    assert shell.stdin is not None
-    return shell.stdin
