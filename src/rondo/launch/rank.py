@@ -17,7 +17,7 @@ import transformers
 
 from rondo import errors
 from rondo.config import Config
-from rondo.errors import Interrupted, RondoError
+from rondo.errors import Interrupted, RondoError, UserError
 from rondo.launch.build import Built, build
 from rondo.launch.build_trainer import build_trainer, published_weights, saved_state
 from rondo.launch.commands import share_of_cores
@@ -49,9 +49,10 @@ def main(config: Config, folder: Path, *, resume: bool, launched: bool = True) -
         _train(config, folder, queue, resume=resume)
         code = 0
     except Exception as error:
-        traceback.print_exc()  # into the log; the launcher prints the sentence
+        if launched or not isinstance(error, UserError):
+            traceback.print_exc()  # into the log; the launcher prints the sentence
         code = _exit_code(folder if launched else None, error)
-    if dist.is_initialized():
+    if dist.is_initialized() or not launched:
         leave(code)
     return code
 

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,7 @@ except ImportError as error:
     ) from None
 
 POLL_SECONDS = 0.1
+CONNECT_SECONDS = 10.0
 CALL_SECONDS = 60.0  # an actor that does not answer by then is given up
 
 
@@ -64,8 +66,11 @@ def launch(config: Config, *, resume: bool = False, overwrite: bool = False) -> 
 def connect(config: Config) -> None:
     address = config.launch.ray.address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
+        if ":" in address and "//" not in address:  # Ray would try for long, and say so in many lines
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="error", configure_logging=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         named = f"at launch.ray.address = {address}" if address != "auto" else "on this machine"
         raise AddressError(
             f"there is no Ray cluster {named} ({_first(error)}): start one with `ray start --head`, or set "
