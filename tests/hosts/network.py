@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from rondo.engines.bearer import TOKEN
+
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
@@ -17,7 +19,13 @@ class Host:
     address: str
 
     def start(
-        self, *command: str, log: IO[str], home: Path, private: tuple[Path, ...] = (), own_memory: bool = True
+        self,
+        *command: str,
+        log: IO[str],
+        home: Path,
+        private: tuple[Path, ...] = (),
+        own_memory: bool = True,
+        token: str = "",
     ) -> subprocess.Popen[str]:
         """A process there, which finds the `private` folders (and shared memory) empty, and shares them with no other
         but its children."""
@@ -25,7 +33,8 @@ class Host:
             empty = (*private, Path("/dev/shm")) if own_memory else private
             mounts = "".join(f"mount -t tmpfs none '{path}' && " for path in empty)
             command = ("ip", "netns", "exec", self.space, "sh", "-c", f'{mounts} exec "$@"', "sh", *command)
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True, cwd=home)
+        environment = os.environ | ({TOKEN: token} if token else {})
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True, cwd=home, env=environment)
 
 
 class Network:

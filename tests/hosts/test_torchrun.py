@@ -12,6 +12,8 @@ from tests.integration.harness import BASE, survivors, wait_for
 
 pytestmark = pytest.mark.heavy
 
+WORD = "shown-by-the-trainer-and-demanded-by-the-engine"
+
 
 def test_three_machines_without_a_common_disk_train_the_model_of_one_machine(tmp_path, hosts, on_one_machine):
     """Also when they stop and go on: rank 1's part of the checkpoint travels to rank 0's machine and back."""
@@ -22,7 +24,7 @@ def test_three_machines_without_a_common_disk_train_the_model_of_one_machine(tmp
     log = (tmp_path / "log").open("a+")
     serve = [sys.executable, "-m", "rondo", "serve", "--model", model_path(), "--host", third.address, "--port", "8000"]
     invariant = ["--batch-invariant", "--slots", "16", "--max-model-len", "32", "--threads", "1"]
-    engine = third.start(*serve, *invariant, private=(run,), log=log, home=tmp_path)
+    engine = third.start(*serve, *invariant, private=(run,), log=log, home=tmp_path, token=WORD)
     settings = [*SAME_BITS, f"engines.urls=['http://{third.address}:8000']"]
     try:
         wait_for(lambda: "serving" in (tmp_path / "log").read_text())
@@ -34,7 +36,7 @@ def test_three_machines_without_a_common_disk_train_the_model_of_one_machine(tmp
                 words += ["--master-addr", first.address, "--master-port", "29500", "-m", "rondo", "train", "run.toml"]
                 torchrun = [sys.executable, "-m", "torch.distributed.run", *words, "--run-dir", str(run), *sets]
                 private = (run,) if number else ()  # rank 0's folder is the run's; the other machine never sees it
-                ranks.append(host.start(*torchrun, *options, private=private, log=log, home=tmp_path))
+                ranks.append(host.start(*torchrun, *options, private=private, log=log, home=tmp_path, token=WORD))
             assert [rank.wait(timeout=120) for rank in ranks] == [0, 0], (tmp_path / "log").read_text()
     finally:
         engine.terminate()

@@ -140,7 +140,9 @@ def test_an_address_where_nothing_listens_is_named():
         async with aiohttp.ClientSession() as session:
             await HttpEngine("http://127.0.0.1:9", session, seconds=5).state()
 
-    with pytest.raises(EngineError, match=re.escape("http://127.0.0.1:9 failed at /rondo/state: Cannot connect")):
+    with pytest.raises(
+        EngineError, match=re.escape("http://127.0.0.1:9 failed at /rondo/state: cannot connect (Connection refused)")
+    ):
         asyncio.run(main())
 
 

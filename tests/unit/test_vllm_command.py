@@ -39,6 +39,7 @@ def test_the_command_fixes_what_the_distribution_depends_on():
     assert pair(line, "--generation-config") == "vllm"
     assert pair(line, "--logprobs-mode") == "processed_logprobs"
     assert pair(line, "--worker-extension-cls") == "rondo.engines.vllm_worker.RondoWorker"
+    assert pair(line, "--middleware") == "rondo.engines.bearer.RequireToken"
     assert pair(line, "--host") == "127.0.0.1"
     assert "--enable-prefix-caching" in line
     assert "--max-model-len" not in line

@@ -34,6 +34,10 @@ class EnginesConfig(Section):
     max_restarts: int = Field(
         default=5, ge=0, description="How often a started engine is started again, with growing pauses, in ten minutes."
     )
+    join_host: str = Field(
+        default="127.0.0.1", description="Where engines may join and leave the run; other machines need its token too."
+    )
+    join_port: int = Field(default=0, ge=0, le=65535, description="Its port; 0: any free one, see control.json.")
     start_seconds: float = Field(default=300.0, gt=0, description="An engine that is not ready by then is an error.")
     threads: int = Field(default=0, ge=0, description="CPU threads each; 0: an equal share of the cores.")
     cpus: tuple[tuple[int, ...], ...] = Field(default=(), description="Pin engine i to cpus[i]; empty: do not pin.")

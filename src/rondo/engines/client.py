@@ -118,7 +118,12 @@ class HttpEngine:
         try:
             state = self._state_of(await self._caller.get("/rondo/state"))
         except RefusedError as error:
-            if error.status not in (401, 404, 405):
+            if error.status == 401:
+                raise EngineError(
+                    f"engine {self.url} demands another token than this run's: start both with the same RONDO_TOKEN, "
+                    "or let it join with `rondo join --engine-token-file`"
+                ) from None
+            if error.status not in (404, 405):
                 raise
             control = VllmControl(self._caller)
             state = await control.join(await self._vllm_version())

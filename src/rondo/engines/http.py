@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,7 +79,8 @@ def _cause(error: Exception) -> str:
         case aiohttp.ClientPayloadError():
             return "its answer broke off"
         case aiohttp.ClientConnectorError():
-            return f"nobody answers there ({error.os_error.strerror or error.os_error})"
+            number = error.os_error.errno
+            return f"cannot connect ({os.strerror(number) if number else error.os_error})"
         case UnicodeDecodeError() | aiohttp.ClientResponseError():
             return "its answer is garbled"
         case _:

@@ -134,7 +134,7 @@ class EnginePool:
             try:
                 answer = await seat.call(seat.engine.generate(prompt, n=n, seed=seed, sampling=sampling))
                 self._check(seat, answer, version)
-                seat.tokens += sum(len(response.token_ids) for response in answer.responses)
+                seat.answers(sum(len(response.token_ids) for response in answer.responses))
                 return answer
             except EngineError as error:
                 if not await self._lives(seat, error):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +21,8 @@ from rondo.engines.protocol import Engine, EngineState
 from rondo.errors import UnreachableError
 from rondo.observe.lane import Lane
 from rondo.types import Confirmation
+
+RATE_SECONDS = 30.0
 
 T = TypeVar("T")
 
@@ -49,6 +52,7 @@ class Seat:
     retries: int = 0  # requests that failed here
     losses: int = 0  # how often it was lost
     tokens: int = 0  # answered here
+    answered: deque[tuple[float, int]] = field(default_factory=deque)  # of late: when, and how many tokens
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
 
     @property
@@ -59,6 +63,20 @@ class Seat:
     def label(self) -> str:
         """For people: the process's name and its address."""
         return f"{self.name} ({self.engine.url})" if self.name else f"engine {self.engine.url}"
+
+    def answers(self, tokens: int) -> None:
+        self.tokens += tokens
+        self.answered.append((time.monotonic(), tokens))
+        self._forget()
+
+    def rate(self) -> float:
+        """Tokens per second of the last half minute."""
+        self._forget()
+        return sum(tokens for _, tokens in self.answered) / RATE_SECONDS
+
+    def _forget(self) -> None:
+        while self.answered and self.answered[0][0] < time.monotonic() - RATE_SECONDS:
+            self.answered.popleft()
 
     def become(self, status: Status, reason: str = "") -> None:
         self.status, self.reason, self.since = status, reason, time.monotonic()

@@ -21,6 +21,7 @@ from rondo.errors import ConfigError
 OLDEST = (0, 24, 0)
 TESTED = ((0, 24, 0), (0, 32, 0))
 CPU_VERSION = "0.32.0"
+MIDDLEWARE = "rondo.engines.bearer.RequireToken"
 WORKER = "rondo.engines.vllm_worker.RondoWorker"
 
 
@@ -53,6 +54,7 @@ def command(settings: VllmSettings) -> list[str]:
     # One distribution: no sampling defaults from the model's folder, log-probs of what is really sampled from.
     line += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     line += ["--enable-prefix-caching", "--worker-extension-cls", WORKER, "--disable-uvicorn-access-log"]
+    line += ["--middleware", MIDDLEWARE]
     return [*line, *settings.arguments]
 
 

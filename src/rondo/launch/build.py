@@ -13,10 +13,12 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from rondo.config import Config, asset_or_path
+from rondo.engines.bearer import run_token
 from rondo.launch.build_loader import build_loader
 from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
+from rondo.launch.control import Control
 from rondo.launch.fleet import Fleet, open_session
 from rondo.launch.join import device_of
 from rondo.loop import Run
@@ -53,8 +55,10 @@ class Built:
     session: aiohttp.ClientSession
     scorer: RewardRunner
     fleet: Fleet
+    control: Control
 
     def close(self) -> None:
+        self.background.call(self.control.close())
         self.background.call(self.fleet.keeper.close())
         self.run.producer.abandon()  # else its requests would fail, loudly, when their connections close
         self.run.publisher.close()
@@ -79,7 +83,8 @@ def build(
     scorer = build_scorer(config, folder)
     background.call(scorer.start())
     session = background.call(open_session())
-    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn)
+    token = run_token(folder)
+    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn, token=token)
     pool = fleet.pool
 
     def engines() -> int:
@@ -149,6 +154,8 @@ def build(
     )
     fleet.keeper.begin(publisher)
     background.spawn(fleet.keeper.watch(), on_error=queue.fail)
+    control = Control(fleet, folder=folder, host=config.engines.join_host, port=config.engines.join_port, token=token)
+    background.call(control.start())
     run = Run(
         prompts=prompts,
         producer=producer,
@@ -169,7 +176,14 @@ def build(
     )
     warming.join()
     return Built(
-        run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer, fleet=fleet
+        run=run,
+        own=own,
+        tokenizer=tokenizer,
+        background=background,
+        session=session,
+        scorer=scorer,
+        fleet=fleet,
+        control=control,
     )
 
 

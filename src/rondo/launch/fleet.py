@@ -39,12 +39,15 @@ class Fleet:
         session: aiohttp.ClientSession,
         queue: GroupQueue,
         warn: Callable[[str], None],
+        token: str = "",
     ) -> None:
         self._config = config
         self._folder = folder
         self._session = session
         self._queue = queue
         self._warn = warn
+        self._token = token
+        self._tokens: dict[str, str] = {}  # of engines that have one of their own
         self._announced = Announced(folder, self.connect)
         self._addressed = Addressed(self.connect)
         self._shape = _shape(config)
@@ -67,7 +70,8 @@ class Fleet:
         )
 
     def connect(self, url: str) -> HttpEngine:
-        return HttpEngine(url, self._session, seconds=self._config.engines.request_seconds)
+        token = self._tokens.get(url, self._token)
+        return HttpEngine(url, self._session, seconds=self._config.engines.request_seconds, token=token)
 
     async def gather(self) -> int:
         """Fill the pool with the engines of the start; returns the longest context that every one can serve."""
@@ -85,6 +89,18 @@ class Fleet:
                 self._greet(await self._started(name, names, deadline))
         self.context = min(seat.state.max_model_len for seat in self.pool.seats)
         return self.context
+
+    async def join(self, url: str, token: str = "") -> Seat:
+        if token:
+            self._tokens[url] = token
+        return await self.keeper.join(self.connect(url))
+
+    async def leave(self, url: str, *, now: bool) -> None:
+        seat = next((seat for seat in self.pool.seats if seat.engine.url == url), None)
+        if seat is None:
+            raise AddressError(f"engine {url} takes no part in this run: `rondo engines` lists those that do")
+        await self.keeper.leave(seat, now=now)
+        self._tokens.pop(url, None)
 
     def check(self, url: str, state: EngineState) -> None:
         """Whether a newcomer can serve this run."""

@@ -16,6 +16,7 @@ from types import FrameType
 
 from rondo import errors
 from rondo.config import Config
+from rondo.engines.bearer import TOKEN, run_token
 from rondo.errors import DiedError, Interrupted, RondoError
 from rondo.launch.commands import engine_arguments
 from rondo.launch.cpu import environment_for
@@ -53,7 +54,7 @@ class LocalLauncher:
             folder=folder, start=self._start_engine, limit=config.engines.max_restarts, say=lambda text: _say(text)
         )
         self._trainers: list[Child] = []  # by rank
-        self._environment = environment_for(config.model.dtype, config.trainer.dtype)
+        self._environment = environment_for(config.model.dtype, config.trainer.dtype) | {TOKEN: run_token(folder)}
         self._meeting = folder / "rendezvous"
         self._signals = 0
         self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}

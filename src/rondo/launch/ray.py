@@ -22,6 +22,7 @@ from typing import Any
 
 from rondo import errors
 from rondo.config import Config, changed
+from rondo.engines.bearer import TOKEN
 from rondo.errors import AddressError, ConfigError, DiedError, Interrupted, RondoError
 from rondo.launch.bundles import bundles, described, machines
 from rondo.launch.local import BLAME_SECONDS, LOST_PEER, Progress
@@ -177,6 +178,7 @@ class RayLauncher:
         self._group: Any = None
         self._trainers: list[Remote] = []  # by rank
         self._engines: list[Remote] = []
+        self._token = ""
         self._news = News()
         self._posts: Posts[Life] = Posts(
             folder=self._news.folder, start=self._start_engine, limit=config.engines.max_restarts, say=_say
@@ -196,7 +198,7 @@ class RayLauncher:
             remote.actor = self._actor(number, remote.role, asked[number], restarts=0 if number < ranks else -1)
         self._trainers, self._engines = remotes[:ranks], remotes[ranks:]
         leader = self._trainers[0]
-        folder = Path(leader.say("prepare", resume=self._resume, overwrite=overwrite))
+        folder, self._token = leader.say("prepare", resume=self._resume, overwrite=overwrite)
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         host, port = leader.say("meeting")
         for remote in remotes:
@@ -207,7 +209,7 @@ class RayLauncher:
         for rank, trainer in enumerate(self._trainers):
             words = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": host, "MASTER_PORT": port}
             trainer.say("start_rank", {key: str(value) for key, value in words.items()}, resume=self._resume)
-        return folder
+        return Path(folder)
 
     def watch(self) -> None:
         progress = Progress(self._config.engines.backend)
@@ -305,7 +307,7 @@ class RayLauncher:
         alone = len({remote.node for remote in [*self._trainers, *self._engines]}) == 1
         engine, problem = self._engines[number], ""
         try:
-            engine.say("start_engine", number, {}, alone=alone)
+            engine.say("start_engine", number, {TOKEN: self._token}, alone=alone)
         except DiedError as error:  # Ray has no room for its warden yet
             problem = str(error)
         engine.forget()

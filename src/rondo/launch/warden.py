@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from rondo.config import Config, parse_config
+from rondo.engines.bearer import run_token
 from rondo.launch.addresses import LOOPBACK, free_port
 from rondo.launch.commands import engine_arguments
 from rondo.launch.cpu import environment_for
@@ -67,12 +68,13 @@ class Warden:
         """Where trainer ranks can find rank 0, if this is its warden."""
         return self._address, free_port(self._address)
 
-    def prepare(self, *, resume: bool, overwrite: bool) -> str:
-        """Makes the run's folder on this machine; raises what a person has to mend first."""
+    def prepare(self, *, resume: bool, overwrite: bool) -> tuple[str, str]:
+        """Makes the run's folder on this machine: its path, and the run's token. Raises what a person has to mend
+        first."""
         check(self._config)
         self._run = prepare(self._config, resume=resume, overwrite=overwrite)
         self._reapers.append(remove_when_we_end(*self._published(self._run)))
-        return str(self._run)
+        return str(self._run), run_token(self._run)
 
     def start_rank(self, environment: Mapping[str, str], *, resume: bool) -> None:
         if self._run is None:
