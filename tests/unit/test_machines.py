@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,8 @@ from rondo.errors import ConfigError
 from rondo.launch.addresses import interface_of, is_here, own_address, seen_from
 from rondo.launch.bundles import bundles, described, machines
 from rondo.launch.news import News
+from rondo.launch.reaper import remove_when_we_end
+from rondo.launch.warden import Warden
 
 
 def config(**sections: dict[str, object]) -> Config:
@@ -101,3 +106,44 @@ def test_news_of_engines_are_heard_once_and_their_changes_delivered_once():
     assert news.changes() == {}
     news.close()
     assert not folder.exists()
+
+
+def test_a_warden_tells_all_of_a_child_that_ended_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    told = config(engines={"slots": 4}, launch=ray(), model={"path": "/no/such/model"})
+    warden = Warden("engine-0", told.model_dump_json(), address="127.0.0.1", home=os.getcwd())
+    assert warden.look().pid == 0
+    warden.start_engine(0, {}, alone=True)
+    log = b""
+    while (look := warden.look()).exit_code is None:
+        assert look.pid
+        assert look.announced is None
+        log += look.log
+        time.sleep(0.05)
+    log += look.log
+    assert look.exit_code == 2
+    assert look.sentence
+    assert "/no/such/model" in look.sentence
+    assert f"error: {look.sentence}".encode() in log
+    assert look.obituary == f"engine-0 (pid {look.pid}) ended with exit code 2: {look.sentence}"
+    warden.end()
+    warden.close()
+    assert list(tmp_path.glob("rondo-*")) == []
+
+
+def test_a_folder_is_removed_when_its_process_is_killed(tmp_path):
+    folder = tmp_path / "gone soon"
+    folder.mkdir()
+    (folder / "file").touch()
+    program = (
+        "import os, sys; from pathlib import Path; from rondo.launch.reaper import remove_when_we_end\n"
+        "held = remove_when_we_end(Path(sys.argv[1])); assert Path(sys.argv[1]).exists(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(folder)], check=False)
+    deadline = time.monotonic() + 10
+    while folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with remove_when_we_end(Path("/nonexistent")):
+        pass  # nothing to remove is nothing to say

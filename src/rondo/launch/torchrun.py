@@ -6,6 +6,7 @@ Every machine has the config file and the model; rank 0's has the data too, and 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from rondo.config import Config
@@ -35,7 +36,9 @@ def main(config: Config, *, resume: bool) -> int:
 
     if os.environ["RANK"] != "0":
         check_model(config.model.path)
-        return rank_main(config, Path(), resume=resume, launched=False)
+        own = Path(tempfile.mkdtemp(prefix="rondo-rank-"))
+        with remove_when_we_end(own):
+            return rank_main(config, own, resume=resume, launched=False)
     check(config)
     folder = prepare(config, resume=resume, overwrite=False)
     with remove_when_we_end(*(publication_folder(parent, folder) for parent in {config.weights.folder, ""})):

@@ -138,6 +138,8 @@ class Warden:
                 remove_publication_folder(path)
 
     def close(self) -> None:
+        for sink in self._sinks.values():
+            sink.close()
         shutil.rmtree(self._own, ignore_errors=True)
         for reaper in self._reapers:
             reaper.close()
