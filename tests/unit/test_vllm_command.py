@@ -39,7 +39,8 @@ def test_the_command_fixes_what_the_distribution_depends_on():
     assert pair(line, "--generation-config") == "vllm"
     assert pair(line, "--logprobs-mode") == "processed_logprobs"
     assert pair(line, "--worker-extension-cls") == "rondo.engines.vllm_worker.RondoWorker"
-    assert pair(line, "--middleware") == "rondo.engines.bearer.RequireToken"
+    named = [line[place + 1] for place, word in enumerate(line) if word == "--middleware"]
+    assert named[-1] == "rondo.engines.bearer.RequireToken"  # the last one is asked first
     assert pair(line, "--host") == "127.0.0.1"
     assert "--enable-prefix-caching" in line
     assert "--max-model-len" not in line
@@ -150,6 +151,6 @@ def test_what_vllms_workers_import_of_rondo_needs_nothing_but_torch_and_safetens
 import sys
 for name in ("pydantic", "aiohttp", "transformers", "typer", "rich"):
     sys.modules[name] = None
-import rondo.engines.vllm_worker
+import rondo.engines.vllm_worker, rondo.engines.vllm_tokens
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

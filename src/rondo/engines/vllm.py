@@ -23,6 +23,7 @@ TESTED = ((0, 24, 0), (0, 32, 0))
 CPU_VERSION = "0.32.0"
 MIDDLEWARE = "rondo.engines.bearer.RequireToken"
 WORKER = "rondo.engines.vllm_worker.RondoWorker"
+COMPLETIONS = "rondo.engines.vllm_tokens.TokenCompletions"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +55,8 @@ def command(settings: VllmSettings) -> list[str]:
     # One distribution: no sampling defaults from the model's folder, log-probs of what is really sampled from.
     line += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     line += ["--enable-prefix-caching", "--worker-extension-cls", WORKER, "--disable-uvicorn-access-log"]
-    line += ["--middleware", MIDDLEWARE]
+    # The last one named is asked first: nothing passes without the token.
+    line += ["--middleware", COMPLETIONS, "--middleware", MIDDLEWARE]
     return [*line, *settings.arguments]
 
 
