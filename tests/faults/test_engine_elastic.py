@@ -7,14 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.faults.test_engine_faults import EXACT, calm, ended, periods, samples, trained
-from tests.integration.harness import started, wait_for
+from tests.integration.harness import started, status_of, wait_for
 
 __all__ = ["calm"]
 pytestmark = pytest.mark.heavy
@@ -35,15 +33,6 @@ def cli(*words: str) -> str:
     done = subprocess.run([sys.executable, "-m", "rondo", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def status_of(url: str, path: str, token: str = "") -> int:
-    request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {token}"} if token else {})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            return int(reply.status)
-    except urllib.error.HTTPError as error:
-        return error.code
 
 
 def test_from_one_engine_to_three_and_back_changes_neither_samples_nor_weights(tmp_path, calm, arithmetic):

@@ -279,3 +279,17 @@ def test_an_engine_that_must_leave_now_hands_its_requests_to_others():
         assert (await asked).engine == "other"
 
     asyncio.run(scenario())
+
+
+def test_when_no_engine_will_come_back_whoever_waits_is_told():
+    async def scenario() -> None:
+        pool = await pool_of(FakeEngine(held=True))
+        pool.lose(pool.seats[0], "it ended")
+        waiting = ask(pool, 1)
+        await asyncio.sleep(0.01)
+        pool.end(EngineError("no engine is left"))
+        for asked in (waiting, ask(pool, 2)):
+            with pytest.raises(EngineError, match="no engine is left"):
+                await asked
+
+    asyncio.run(scenario())

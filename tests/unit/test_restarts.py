@@ -40,7 +40,9 @@ class Scene:
         self.now = 0.0
         self.said: list[str] = []
         self.children: list[FakeChild] = []
-        self.posts = Posts(folder=folder, start=self._start, limit=limit, say=self.said.append, clock=lambda: self.now)  # type: ignore[arg-type]
+        self.posts = Posts(
+            folder=folder, start=self._start, limit=limit, patience=300, say=self.said.append, clock=lambda: self.now
+        )  # type: ignore[arg-type]
         self.posts.open("engine-0")
 
     def _start(self, name: str) -> FakeChild:
@@ -115,3 +117,14 @@ def test_an_engine_that_cannot_even_start_is_an_error_at_once(tmp_path):
     scene.children[0].exit_code, scene.children[0].said = 2, "model X was not found"
     with pytest.raises(UserError, match="model X was not found"):
         scene.posts.tend()
+
+
+def test_a_successor_that_never_gets_ready_is_killed_and_counted(tmp_path):
+    scene = Scene(tmp_path)
+    scene.announce()
+    scene.children[0].exit_code = 1
+    scene.after(0)
+    scene.after(1.1)
+    scene.after(301)
+    assert scene.children[1].told == ["kill"]
+    assert "was killed: not ready after 300 s; it is started again in 2 s (2 of 2)" in scene.said[-1]

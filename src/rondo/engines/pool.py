@@ -54,6 +54,7 @@ class EnginePool:
         self._health_seconds = health_seconds
         self._queue: deque[_Ticket] = deque()
         self._emptied: dict[Seat, asyncio.Event] = {}  # who waits for a seat to drain
+        self._over: Exception | None = None
 
     @property
     def ready(self) -> list[Seat]:
@@ -120,6 +121,14 @@ class EnginePool:
         if seat.status is not Status.LOST:
             seat.become(Status.LOST, "it was asked to leave")
             seat.let_go()
+
+    def end(self, error: Exception) -> None:
+        """No engine will come any more: whoever waits for one, or asks from here on, is told so."""
+        self._over = error
+        for ticket in self._queue:
+            if not ticket.seat.done():
+                ticket.seat.set_exception(error)
+        self._queue.clear()
 
     def receivers(self) -> list[Member]:
         """Who takes part in a publication."""
@@ -211,13 +220,15 @@ class EnginePool:
         return kind(f"a request failed {times} (engines.max_retries); the last time: {last}; all of it is in {path}")
 
     async def _seat(self, n: int, avoid: frozenset[Seat]) -> Seat:
+        if self._over is not None:
+            raise self._over
         ticket = _Ticket(n=n, avoid=avoid, seat=asyncio.get_running_loop().create_future())
         self._queue.append(ticket)
         self._admit()
         try:
             return await ticket.seat
         except asyncio.CancelledError:
-            if not ticket.seat.cancelled():  # seated, and cancelled before it knew
+            if not ticket.seat.cancelled() and ticket.seat.exception() is None:  # seated, and cancelled before it knew
                 self._leave(ticket.seat.result(), n)
             raise
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from rondo.config import Config, asset_or_path
 from rondo.engines.bearer import run_token
+from rondo.launch.autoscale import Autoscaler, Rule
 from rondo.launch.build_loader import build_loader
 from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
@@ -42,6 +43,7 @@ from rondo.trainer.logprobs import warm_up
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
 from rondo.types import Group, Publication
+from rondo.weights.publisher import Publisher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,11 @@ class Built:
     scorer: RewardRunner
     fleet: Fleet
     control: Control
+    autoscaler: Autoscaler | None
 
     def close(self) -> None:
+        if self.autoscaler is not None:
+            self.autoscaler.close()
         self.background.call(self.control.close())
         self.background.call(self.fleet.keeper.close())
         self.run.producer.abandon()  # else its requests would fail, loudly, when their connections close
@@ -83,8 +88,7 @@ def build(
     scorer = build_scorer(config, folder)
     background.call(scorer.start())
     session = background.call(open_session())
-    token = run_token(folder)
-    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn, token=token)
+    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn, token=run_token(folder))
     pool = fleet.pool
 
     def engines() -> int:
@@ -107,6 +111,8 @@ def build(
     def decode(token_ids: Sequence[int]) -> str:
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
+    autoscaler = _autoscaler(config, folder, console.warn)
+
     recorder = Recorder(
         folder=folder,
         lane=lane,
@@ -124,7 +130,7 @@ def build(
             "probe_gap": probe.gap,
         },
         decode=decode,
-        show=console.show,
+        show=_shown(console, autoscaler),
     )
 
     def settled(group: Group, kept: bool) -> None:
@@ -152,10 +158,7 @@ def build(
         warn=console.warn,
         lane=lane,
     )
-    fleet.keeper.begin(publisher)
-    background.spawn(fleet.keeper.watch(), on_error=queue.fail)
-    control = Control(fleet, folder=folder, host=config.engines.join_host, port=config.engines.join_port, token=token)
-    background.call(control.start())
+    control = _attend(config, folder, fleet, publisher, background, queue)
     run = Run(
         prompts=prompts,
         producer=producer,
@@ -184,6 +187,7 @@ def build(
         scorer=scorer,
         fleet=fleet,
         control=control,
+        autoscaler=autoscaler,
     )
 
 
@@ -201,6 +205,40 @@ def _warm_up(config: Config, device: torch.device) -> Thread:
     warming = Thread(target=warm_up, kwargs=settings, name="warm-up", daemon=True)
     warming.start()
     return warming
+
+
+def _attend(
+    config: Config, folder: Path, fleet: Fleet, publisher: Publisher, background: Background, queue: GroupQueue
+) -> Control:
+    """From here on engines are watched and fed, and may join and leave."""
+    fleet.keeper.begin(publisher)
+    background.spawn(fleet.keeper.watch(), on_error=queue.fail)
+    engines = config.engines
+    control = Control(fleet, folder=folder, host=engines.join_host, port=engines.join_port, token=run_token(folder))
+    background.call(control.start())
+    return control
+
+
+def _shown(console: Console, autoscaler: Autoscaler | None) -> Callable[[dict[str, Any]], None]:
+    def shown(line: dict[str, Any]) -> None:
+        console.show(line)
+        if autoscaler is not None and "period" in line:
+            autoscaler.saw(line)
+
+    return shown
+
+
+def _autoscaler(config: Config, folder: Path, say: Callable[[str], None]) -> Autoscaler | None:
+    engines = config.engines
+    if not engines.autoscale_command:
+        return None
+    return Autoscaler(
+        command=engines.autoscale_command,
+        rule=Rule(wait=engines.autoscale_wait, idle=engines.autoscale_idle, periods=engines.autoscale_periods),
+        every=engines.autoscale_seconds,
+        folder=folder,
+        say=say,
+    )
 
 
 def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:

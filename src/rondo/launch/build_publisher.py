@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from rondo.config import Config
+from rondo.engines.bearer import is_loopback
 from rondo.engines.pool import EnginePool
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, PublicationError
 from rondo.launch.addresses import is_here, seen_from
 from rondo.observe.lane import Lane
 from rondo.rollout.background import Background
@@ -116,6 +117,11 @@ def _shelf(config: Config, folder: Path, transport: Transport) -> Shelf | None:
     async def elsewhere(url: str) -> Address | None:
         if is_here(url) or shared:
             return None
+        if is_loopback(config.weights.host):
+            raise PublicationError(
+                f"engine {url} is on another machine, which cannot fetch weights from weights.host = "
+                f"{config.weights.host}: set that to this machine's address as engines see it"
+            )
         if not servers:
             server = WeightServer(store.folder, host=config.weights.host or seen_from([url]))
             await server.start()

@@ -19,7 +19,7 @@ from rondo.engines.keeper import Keeper, KeeperSettings
 from rondo.engines.pool import EnginePool
 from rondo.engines.protocol import SHAPE, EngineState
 from rondo.engines.seat import Seat
-from rondo.errors import AddressError, EngineError
+from rondo.errors import AddressError, EngineError, RondoError
 from rondo.launch.origins import Addressed, Announced
 from rondo.stream.queue import GroupQueue
 
@@ -66,8 +66,12 @@ class Fleet:
             origin=lambda seat: self._announced if seat.name else self._addressed,
             check=self.check,
             say=warn,
-            on_over=queue.fail,
+            on_over=self._end,
         )
+
+    def _end(self, error: RondoError) -> None:
+        self._queue.fail(error)  # the trainer hears of it where it waits for groups
+        self.pool.end(error)  # and so does whoever waits for an answer
 
     def connect(self, url: str) -> HttpEngine:
         token = self._tokens.get(url, self._token)

@@ -51,7 +51,11 @@ class LocalLauncher:
         self._folder = folder
         self._resume = resume
         self._posts = Posts(
-            folder=folder, start=self._start_engine, limit=config.engines.max_restarts, say=lambda text: _say(text)
+            folder=folder,
+            start=self._start_engine,
+            limit=config.engines.max_restarts,
+            patience=config.engines.start_seconds,
+            say=_say,
         )
         self._trainers: list[Child] = []  # by rank
         self._environment = environment_for(config.model.dtype, config.trainer.dtype) | {TOKEN: run_token(folder)}

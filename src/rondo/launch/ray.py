@@ -181,7 +181,11 @@ class RayLauncher:
         self._token = ""
         self._news = News()
         self._posts: Posts[Life] = Posts(
-            folder=self._news.folder, start=self._start_engine, limit=config.engines.max_restarts, say=_say
+            folder=self._news.folder,
+            start=self._start_engine,
+            limit=config.engines.max_restarts,
+            patience=config.engines.start_seconds,
+            say=_say,
         )
         self._signals, self._told_to_end = 0, False
         self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -65,12 +65,14 @@ class Posts(Generic[P]):
         folder: Path,
         start: Callable[[str], P],
         limit: int,
+        patience: float,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder / "engines"
         self._start = start
         self._limit = limit
+        self._patience = patience  # seconds in which a process must be ready
         self._say = say
         self._clock = clock
         self.posts: list[Post[P]] = []
@@ -107,6 +109,10 @@ class Posts(Generic[P]):
         if not post.announced and (announced := self._read(post, "json")) is not None:
             post.announced = post.ever = True
             post.child.address, post.boot = announced["url"], announced["boot"]
+            return True
+        if post.ever and not post.announced and self._clock() - post.started > self._patience:
+            post.child.kill()
+            self._ended(post, f"{post.name} (pid {post.child.pid}) was killed: not ready after {self._patience:g} s")
             return True
         return False
 
