@@ -91,7 +91,8 @@ def test_a_run_over_two_machines_whose_engine_is_killed_trains_the_model_of_one_
     assert_same_bits(on_one_machine, model_of(run))
     said = cluster.said("same")
     assert said.count("period    ") == 8  # what rank 0 prints is seen here
-    assert f"engine-0 (pid {engine}) ended with signal SIGKILL on {cluster.second.address}; its log: " in said
+    assert f"engine-0 (pid {engine}) " in said  # ended, or missed by rank 0: whichever is seen first
+    assert "it is started again in 1 s (1 of 5)" in said
     assert pids_of(run)["engine-0"] != engine
     here, there = cluster.first.address, cluster.second.address
     records = json.loads((run / "processes.json").read_text())
