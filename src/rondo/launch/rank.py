@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -36,33 +35,28 @@ from rondo.trainer.parallel import Alone, Joined, leave
 def main(config: Config, folder: Path, *, resume: bool, launched: bool = True) -> int:
     """The process's exit code; what went wrong is left in `error.json` for the launcher to say.
 
-    Not `launched` (torchrun): it is said here, and Ctrl-C comes to this process too.
+    Not `launched` (torchrun): it is said here too, and Ctrl-C comes to this process.
     """
     queue = GroupQueue()
-
-    def close(number: int, frame: FrameType | None) -> None:  # only rank 0 looks at it: it lets the others go
-        queue.close()
-
-    signal.signal(signal.SIGTERM, close)
-    signal.signal(signal.SIGINT, signal.SIG_IGN if launched else close)  # the launcher's business
+    signal.signal(signal.SIGTERM, lambda number, frame: queue.close())  # only rank 0 looks at it: it lets the others go
+    signal.signal(signal.SIGINT, signal.SIG_IGN if launched else signal.getsignal(signal.SIGTERM))
     try:
         _train(config, folder, queue, resume=resume)
         code = 0
     except Exception as error:
         if launched or not isinstance(error, UserError):
             traceback.print_exc()  # into the log; the launcher prints the sentence
-        code = _exit_code(folder if launched else None, error)
+        code = _exit_code(folder, error)
+    if not launched and (path := folder / "error.json").exists():
+        sys.stderr.write(f"error: {json.loads(path.read_text())['message']}\n")
     if dist.is_initialized() or not launched:
         leave(code)
     return code
 
 
-def _exit_code(folder: Path | None, error: Exception) -> int:
+def _exit_code(folder: Path, error: Exception) -> int:
     if isinstance(error, RondoError):
-        if folder is None:
-            sys.stderr.write(f"error: {error}\n")
-        else:
-            leave_error(folder, error)
+        leave_error(folder, error)
         return error.exit_code
     # The place in its own source that gloo names when a peer is gone.
     return LOST_PEER if "gloo/transport" in str(error) else 1
