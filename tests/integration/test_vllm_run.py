@@ -64,7 +64,8 @@ def test_a_vllm_killed_in_the_middle_of_a_run_is_started_again_and_the_run_goes_
     reached = periods()
     wait_for(lambda: periods() > reached + 2, seconds=180)
     engine = json.loads((tmp_path / "run" / "engines" / "engine-0.json").read_text())["url"]
-    assert [status_of(engine, path) for path in ("/health", "/version", "/collective_rpc")] == [200, 401, 401]
+    paths = ("/health", "/version", "/collective_rpc", "/rondo/generate", "/v1/completions")
+    assert [status_of(engine, path) for path in paths] == [200, 401, 401, 401, 401]
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130, err

@@ -21,7 +21,7 @@ from rondo.errors import ConfigError
 OLDEST = (0, 24, 0)
 TESTED = ((0, 24, 0), (0, 32, 0))
 CPU_VERSION = "0.32.0"
-MIDDLEWARE = "rondo.engines.bearer.RequireToken"
+GUARD = "rondo.engines.bearer.RequireToken"
 WORKER = "rondo.engines.vllm_worker.RondoWorker"
 COMPLETIONS = "rondo.engines.vllm_tokens.TokenCompletions"
 
@@ -55,9 +55,9 @@ def command(settings: VllmSettings) -> list[str]:
     # One distribution: no sampling defaults from the model's folder, log-probs of what is really sampled from.
     line += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     line += ["--enable-prefix-caching", "--worker-extension-cls", WORKER, "--disable-uvicorn-access-log"]
-    # The last one named is asked first: nothing passes without the token.
-    line += ["--middleware", COMPLETIONS, "--middleware", MIDDLEWARE]
-    return [*line, *settings.arguments]
+    line += ["--middleware", COMPLETIONS]
+    # The last one is asked first: whoever has no token must not get past it to any of the others.
+    return [*line, *settings.arguments, "--middleware", GUARD]
 
 
 def environment(settings: VllmSettings, packages: Path, outer: Mapping[str, str]) -> dict[str, str]:
