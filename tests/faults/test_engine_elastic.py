@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.test_engine_faults import EXACT, calm, ended, periods, samples, trained
+from tests.faults.runs import EXACT, ended, periods, samples, trained
 from tests.integration.harness import started, status_of, wait_for
 
-__all__ = ["calm"]
 pytestmark = pytest.mark.heavy
 
 # Rewards that take their time while a file is there: joining takes seconds, these periods do not.
