@@ -22,6 +22,8 @@ test: $(READY)  ## all tests that need neither a GPU nor a heavy install
 
 integration: $(READY)  ## the heavy ones: whole runs of many processes, and vLLM (installed in the cache folder once)
 	-@$(BIN)/python scripts/vllm_environment.py
+	-@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/pip install --quiet --quiet --disable-pip-version-check \
+		--constraint constraints.txt 'ray>=2.50' || echo "NO RAY: the tests that need it are skipped"
 	$(BIN)/python -m pytest tests -m heavy -rs --durations=12
 
 check: $(READY)  ## format, lint, types
