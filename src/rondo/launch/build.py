@@ -183,7 +183,7 @@ def build(
         prompts=prompts,
         producer=producer,
         loader=build_loader(config, queue, lane, ranks.size if ranks else 1, waits),
-        trainer=Accounted(trainer, ledger),
+        trainer=Accounted(trainer, ledger, before_step=publisher.may_move),
         publisher=publisher,
         ledger=ledger,
         evaluation=_evaluation(config, producer, template, lane, recorder),
