@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ from rondo.engines.http import Caller, RefusedError
 from rondo.engines.protocol import EngineState
 from rondo.engines.vllm_control import BROKEN_VERSION, VllmControl
 from rondo.errors import EngineError
-from rondo.types import Answer, Confirmation, Response, Sampling
+from rondo.observe.clock import Offset
+from rondo.types import Answer, Confirmation, Moments, Response, Sampling
 
 
 class HttpEngine:
@@ -28,6 +30,7 @@ class HttpEngine:
         self._vllm: VllmControl | None = None
         self._known = False  # which of the two it is
         self._updating = asyncio.Lock()
+        self._clock = Offset()
 
     async def state(self) -> EngineState:
         if not self._known:
@@ -53,9 +56,10 @@ class HttpEngine:
         }
         if sampling.ignore_eos:
             body["ignore_eos"] = True
+        sent = time.monotonic()
         answer = await (self._completion(body) if self._vllm is None else self._vouched(self._vllm, body))
         try:
-            return self._answer(answer, n=n, sampling=sampling)
+            return self._answer(answer, n=n, sampling=sampling, sent=sent)
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise EngineError(f"engine {self.url} answered nonsense: {error!r}") from error
 
@@ -105,6 +109,11 @@ class HttpEngine:
         if self._vllm is not None and (await self._vllm.read()).version == BROKEN_VERSION:
             raise EngineError(f"engine {self.url} {_BROKEN}")
         await self._caller.post("/resume")
+        if self._vllm is None and self._clock.stale:
+            await self._clock.measure(self._their_time)
+
+    async def _their_time(self) -> float:
+        return float((await self._caller.get("/rondo/state")).get("monotonic", 0.0))
 
     async def _meet(self) -> EngineState:
         """Find out whom we talk to, with all that a first look can find fault with."""
@@ -148,7 +157,7 @@ class HttpEngine:
             raise EngineError(f"engine {self.url} was restarted while it answered: its responses are void")
         return answer | {"rondo": {"boot": after.boot, "version": [before.version, after.version]}}
 
-    def _answer(self, body: dict[str, Any], *, n: int, sampling: Sampling) -> Answer:
+    def _answer(self, body: dict[str, Any], *, n: int, sampling: Sampling, sent: float) -> Answer:
         choices = sorted(body["choices"], key=lambda choice: choice["index"])
         if [choice["index"] for choice in choices] != list(range(n)):
             raise ValueError(f"{n} samples were asked for, {len(choices)} came")
@@ -158,7 +167,16 @@ class HttpEngine:
             boot=body["rondo"]["boot"],
             version=(int(start), int(end)),
             responses=tuple(_response(choice, sampling) for choice in choices),
+            moments=Moments(sent=sent, engine=self._moments(body["rondo"].get("moments"), sent)),
         )
+
+    def _moments(self, told: Sequence[float] | None, sent: float) -> tuple[float | None, float | None, float | None]:
+        """The engine's own, on our clock; kept inside what we saw ourselves, for a measured offset has an error."""
+        if told is None:
+            return None, None, None
+        arrived = time.monotonic()
+        admitted, first, finished = (min(arrived, max(sent, self._clock.ours(float(moment)))) for moment in told)
+        return admitted, first, finished
 
 
 _BROKEN = "holds a failed weight update: no answers until a good one is finished"
