@@ -13,6 +13,7 @@ What goes wrong in 1 to 3 is said and the whole repeated once, in full; then it 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -114,12 +115,13 @@ class Publisher:
         self.bytes = 0
         weights = self._weights()
         try:
-            for bucket in buckets(weights, dtype=self._dtype, limit=self._bucket_bytes):
+            for place, bucket in enumerate(buckets(weights, dtype=self._dtype, limit=self._bucket_bytes)):
                 while len(untaken) >= UNTAKEN:
                     untaken.popleft().result()
                 offer = self._transport.offer(bucket)
                 told = [{**offer.info, "version": version, "receiver": number} for number in range(len(receivers))]
                 untaken.append(self._submit(_gather(receivers, told)))
+                untaken[-1].add_done_callback(self._taken(time.monotonic(), place, offer.bytes))
                 if offer.deliver is not None:
                     offer.deliver()
                 for name, tensor in offer.tensors:
@@ -133,6 +135,9 @@ class Publisher:
             for future in untaken:
                 future.cancel()
         return total.digest()
+
+    def _taken(self, offered: float, number: int, size: int) -> Callable[[Future[Any]], None]:
+        return lambda _: self._lane.mark("bucket", offered, time.monotonic(), number, size)
 
     def _all(self, receivers: Sequence[Receiver], call: Callable[[Receiver], Coroutine[Any, Any, Any]]) -> list[Any]:
         async def together() -> list[Any]:
