@@ -13,6 +13,7 @@ from rondo.observe.console import Console
 from rondo.observe.lane import Lane
 from rondo.observe.metrics import Tally
 from rondo.observe.recorder import Recorder, forget_from
+from rondo.observe.spans import SpanBook
 from tests.conftest import make_group
 
 
@@ -43,7 +44,7 @@ def recorder(folder, shown):
     return Recorder(
         folder=folder,
         lane=Lane(),
-        engine_lanes=lambda: [Lane()],
+        spans=SpanBook(folder),
         trainer_tally=Tally,
         counters=lambda: {"request_retries": 0},
         decode=lambda ids: " ".join(map(str, ids)),
@@ -57,7 +58,8 @@ def test_a_period_becomes_one_line_of_metrics_and_some_samples(tmp_path):
     for index in range(2):
         group = make_group(index=index)
         book.saw(
-            dataclasses.replace(group, rewards=(float(index), 1.0), reward_parts={"f": (float(index), float("nan"))})
+            dataclasses.replace(group, rewards=(float(index), 1.0), reward_parts={"f": (float(index), float("nan"))}),
+            True,
         )
     book.evaluated(1, 0.5)
     book.finish(0)

@@ -23,6 +23,7 @@ from rondo.observe.console import Console
 from rondo.observe.lane import Lane
 from rondo.observe.ledger import Ledger, LedgerSettings, software
 from rondo.observe.recorder import Recorder
+from rondo.observe.spans import SpanBook
 from rondo.prompts.dataset import Dataset, read_rows
 from rondo.prompts.stream import PromptStream
 from rondo.prompts.template import Template
@@ -75,7 +76,12 @@ def build(
     scorer = build_scorer(config, folder)
     background.call(scorer.start())
     session = background.call(open_session())
-    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
+    spans = SpanBook(folder)
+    pool = EnginePool(
+        max_retries=config.engines.max_retries,
+        on_retry=lambda error: console.warn(str(error)),
+        lane_of=spans.engine,
+    )
 
     def engines() -> int:
         return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
@@ -99,7 +105,7 @@ def build(
     recorder = Recorder(
         folder=folder,
         lane=lane,
-        engine_lanes=lambda: [seat.lane for seat in pool.seats],
+        spans=spans,
         trainer_tally=lambda: trainer.tally,
         counters=lambda: {
             "request_retries": pool.retries,
@@ -116,7 +122,7 @@ def build(
 
     def settled(group: Group, kept: bool) -> None:
         ledger.group(group, kept)
-        recorder.saw(group)
+        recorder.saw(group, kept)
 
     producer = Producer(
         background=background,

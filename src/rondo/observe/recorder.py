@@ -1,4 +1,4 @@
-"""What a run leaves on disk: `metrics.jsonl` (a line per period), `evals.jsonl` and `samples.jsonl`.
+"""What a run leaves on disk: `metrics.jsonl` and `spans.jsonl` (a line per period), `evals.jsonl`, `samples.jsonl`.
 
 `saw` is called by the producer's thread for every group, the rest by the trainer's; a period's groups have all been
 seen before it is finished.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rondo.observe.lane import Lane
+from rondo.observe.idle import account
+from rondo.observe.lane import Cut, Lane
 from rondo.observe.metrics import Tally
+from rondo.observe.spans import SpanBook
 from rondo.types import Group
 
 SAMPLES = 4  # responses of one group that are kept per period, to read
@@ -25,7 +28,7 @@ class Recorder:
         *,
         folder: Path,
         lane: Lane,
-        engine_lanes: Callable[[], Sequence[Lane]],
+        spans: SpanBook,
         trainer_tally: Callable[[], Tally],
         counters: Callable[[], dict[str, float]],
         decode: Callable[[Sequence[int]], str],
@@ -33,7 +36,7 @@ class Recorder:
     ) -> None:
         self._folder = folder
         self._lane = lane
-        self._engine_lanes = engine_lanes
+        self._spans = spans
         self._trainer_tally = trainer_tally
         self._counters = counters
         self._decode = decode
@@ -42,7 +45,8 @@ class Recorder:
         self._first: Group | None = None
         self._eval: tuple[int, float] | None = None  # of which version, and what
 
-    def saw(self, group: Group) -> None:
+    def saw(self, group: Group, kept: bool) -> None:
+        self._spans.saw(group, kept)
         tally, count = self._tally, len(group.rewards)
         tally.mean("reward_mean", sum(group.rewards), count)
         tally.mean("_reward_square", sum(reward * reward for reward in group.rewards), count)
@@ -67,24 +71,38 @@ class Recorder:
 
     def begin(self) -> None:
         """Time starts to count here: what came before is no part of a period."""
-        for lane in (self._lane, *self._engine_lanes()):
-            lane.take()
+        self._lane.switch("bookkeeping")  # what the trainer's thread does when it is at none of the named things
+        self._cut()
 
     def finish(self, period: int) -> None:
         seen, self._tally = self._tally.read(), Tally()
         variance = max(0.0, seen.pop("_reward_square") - seen["reward_mean"] ** 2)
-        trainer_seconds = self._lane.take()
+        spans = self._spans.close_period(period, self._cut())
+        began = time.perf_counter()
+        time_of = account(spans)
         line: dict[str, Any] = {"period": period, "version": period}
         line |= seen | {"reward_std": variance**0.5} | self._trainer_tally().read() | self._counters()
-        line["seconds"] = sum(trainer_seconds.values())
-        line["trainer_seconds"] = trainer_seconds
-        line["engine_seconds"] = [lane.take() for lane in self._engine_lanes()]
+        line["seconds"] = time_of.seconds
+        line["trainer_seconds"] = dict(time_of.trainer)
+        line["engine_seconds"] = [dict(seconds) for seconds in time_of.engines.values()]
+        line["overlap_seconds"] = time_of.overlap
+        line["generation_seconds"] = time_of.generation
+        line["first_group_seconds"] = time_of.first_group
+        line["tail_seconds"] = time_of.tail
+        line["backlog_seconds"] = time_of.backlog
+        line["observe_seconds"] = self._spans.take_seconds() + time.perf_counter() - began
         if self._eval is not None and self._eval[0] == period + 1:
             line["eval_reward"] = self._eval[1]
         self._append("metrics.jsonl", line)
         if self._first is not None:
             self._write_samples(self._first)
         self._show(line)
+
+    def _cut(self) -> dict[str, Cut]:
+        """All lanes at one moment."""
+        now = time.monotonic()
+        engines = {name: lane.cut(now) for name, (_, lane) in self._spans.engines.items()}
+        return {"trainer": self._lane.cut(now), **engines}
 
     def _write_samples(self, group: Group) -> None:
         for number, response in enumerate(group.answer.responses[:SAMPLES]):
@@ -109,6 +127,7 @@ def forget_from(folder: Path, period: int) -> None:
     keys = {
         "metrics.jsonl": "period",
         "samples.jsonl": "period",
+        "spans.jsonl": "period",
         "certificate.jsonl": "period",
         "evals.jsonl": "version",
     }

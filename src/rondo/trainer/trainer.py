@@ -91,7 +91,8 @@ class Trainer:
         """
         self.count(micro)
         if micro.parts or self._lockstep:
-            with self._lane.doing("training"):
+            indices = [part.group.index for part in micro.parts]
+            with self._lane.doing("training", indices, sum(part.tokens for part in micro.parts)):
                 self._micros.append(micro)
                 if self._lockstep and self._settings.reduce_once:
                     self.model.reduce_gradients(False)
@@ -231,6 +232,7 @@ class Trainer:
             idle_N = self.model.logps(IDLE_ROW.to(self.device)).policy_N
             (idle_N.sum() * 0).backward()  # type: ignore[no-untyped-call]
             return
+        began = time.monotonic()
         layout = self._layout(micro.parts)
         logps = self.model.logps(layout)
         like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self.device)
@@ -251,7 +253,12 @@ class Trainer:
             lengths_M=layout.lengths_M,
         )
         loss = self._objective(batch, tally)
+        computed = time.monotonic()
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.device.type == "cpu":  # elsewhere both are only on their way
+            tokens = layout.tokens_T.numel()
+            self._lane.mark("forward", began, computed, tokens)
+            self._lane.mark("backward", computed, time.monotonic(), tokens)
         self._loss += loss.detach()
         self._measure(logps.policy_N.detach(), logps.old_N, engine_N, layout, tally)
 
