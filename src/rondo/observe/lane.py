@@ -41,6 +41,8 @@ class Lane:
 
     def switch(self, state: str, *detail: Any) -> None:
         with self._lock:
+            if (state, detail) == (self._state, self._detail) and not detail:
+                return
             self._end_stretch(self._clock())
             self._state, self._detail = state, detail
 

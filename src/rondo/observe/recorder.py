@@ -33,6 +33,7 @@ class Recorder:
         counters: Callable[[], dict[str, float]],
         decode: Callable[[Sequence[int]], str],
         show: Callable[[dict[str, Any]], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._lane = lane
@@ -41,6 +42,7 @@ class Recorder:
         self._counters = counters
         self._decode = decode
         self._show = show
+        self._clock = clock
         self._tally = Tally()
         self._first: Group | None = None
         self._eval: tuple[int, float] | None = None  # of which version, and what
@@ -100,7 +102,7 @@ class Recorder:
 
     def _cut(self) -> dict[str, Cut]:
         """All lanes at one moment."""
-        now = time.monotonic()
+        now = self._clock()
         engines = {name: lane.cut(now) for name, (_, lane) in self._spans.engines.items()}
         return {"trainer": self._lane.cut(now), **engines}
 

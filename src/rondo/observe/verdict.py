@@ -45,7 +45,8 @@ class Verdict:
     possible_seconds: float
     seconds: float  # of a period
     better: float  # of a period, as advised
-    headline: str
+    headline: str  # whether it overlapped, and by how much
+    times: str
     advice: str
 
 
@@ -107,7 +108,9 @@ def judge(period: Period) -> Verdict:
         possible_seconds=possible,
         seconds=period.seconds,
         better=better,
-        headline=_headline(period, reached, possible),
+        headline=_headline(period, reached),
+        times=f"A period takes {_s(period.seconds)}, with {_s(period.generation)} of generating and "
+        f"{_s(period.training)} of training.",
         advice=advice,
     )
 
@@ -190,17 +193,14 @@ def _less_training(period: Period, factor: float) -> float:
     return max(0.0, busy - max(busy - period.training * (1 - factor), floor))
 
 
-def _headline(period: Period, reached: float | None, possible: float) -> str:
-    both = (
-        f"a period takes {_s(period.seconds)}: {_s(period.generation)} of generating, {_s(period.training)} of training"
-    )
+def _headline(period: Period, reached: float | None) -> str:
     if period.synchronous:
-        return f"Generation and training did not overlap (synchronous schedule); {both}."
+        return "Generation and training did not overlap: this is the synchronous schedule."
     if reached is None:
-        return f"There was next to nothing to overlap; {both}."
+        return "There was next to nothing to overlap."
     return (
-        f"Generation and training overlapped for {_s(period.overlap)} of every period, {reached:.0%} of the "
-        f"{_s(possible)} that can; {both}."
+        f"Generation and training overlapped for {_s(period.overlap)} of every {_s(period.seconds)} period: "
+        f"{reached:.0%} of what is possible."
     )
 
 
