@@ -20,6 +20,7 @@ from rondo.config.algorithm import AlgorithmConfig
 from rondo.config.engines import EnginesConfig
 from rondo.config.journal import JournalConfig
 from rondo.config.mistakes import first_mistake
+from rondo.config.observe import ObserveConfig
 from rondo.config.section import Positive, Section
 from rondo.config.trainer import TrainerConfig
 from rondo.config.weights import WeightsConfig
@@ -128,6 +129,7 @@ class Config(Section):
     rewards: RewardsConfig
     eval: EvalConfig = EvalConfig()
     journal: JournalConfig = JournalConfig()
+    observe: ObserveConfig = ObserveConfig()
     launch: LaunchConfig = LaunchConfig()
 
     @model_validator(mode="after")

@@ -16,13 +16,16 @@ from rondo.engines.pool import EnginePool
 from rondo.launch.build_loader import build_loader
 from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
+from rondo.launch.build_sinks import build_sinks
 from rondo.launch.build_trainer import build_trainer
 from rondo.launch.find_engines import join_engines, open_session
 from rondo.loop import Run
 from rondo.observe.console import Console
+from rondo.observe.glance import Watch
 from rondo.observe.lane import Lane
 from rondo.observe.ledger import Ledger, LedgerSettings, software
 from rondo.observe.recorder import Recorder
+from rondo.observe.sinks import Sinks
 from rondo.observe.spans import SpanBook
 from rondo.prompts.dataset import Dataset, read_rows
 from rondo.prompts.stream import PromptStream
@@ -51,8 +54,10 @@ class Built:
     background: Background
     session: aiohttp.ClientSession
     scorer: RewardRunner
+    sinks: Sinks
 
     def close(self) -> None:
+        self.sinks.close()
         self.run.producer.abandon()  # else its requests would fail, loudly, when their connections close
         self.run.publisher.close()
         self.background.call(self.scorer.close())
@@ -73,6 +78,7 @@ def build(
     lane = Lane("preparing")
     tokenizer = AutoTokenizer.from_pretrained(asset_or_path(config.model.path))
     background = Background("producer")
+    sinks = build_sinks(config, folder, background, console)
     scorer = build_scorer(config, folder)
     background.call(scorer.start())
     session = background.call(open_session())
@@ -84,13 +90,13 @@ def build(
     )
 
     def engines() -> int:
-        return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+        with console.step("waiting for the engines"):
+            return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
 
     # An engine that measures the memory it may use must not see the trainer take some at the same time.
     context = engines() if config.shares_device else 0
-    own = build_trainer(  # else while the engines start
-        config, lane, ranks=ranks, device=device, on_fallback=console.warn
-    )
+    with console.step("loading the model"):  # else while the engines start
+        own = build_trainer(config, lane, ranks=ranks, device=device, on_fallback=console.warn)
     trainer: AnyTrainer = own
     if isinstance(ranks, Joined):
         trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
@@ -101,6 +107,10 @@ def build(
 
     def decode(token_ids: Sequence[int]) -> str:
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def shown(line: dict[str, Any]) -> None:
+        console.show(line)
+        sinks.write(line)
 
     recorder = Recorder(
         folder=folder,
@@ -115,9 +125,11 @@ def build(
             "journal_seconds": ledger.take_seconds(),
             "publication_bytes": publisher.bytes,
             "probe_gap": probe.gap,
+            "console_seconds": console.take_seconds(),
         },
         decode=decode,
-        show=console.show,
+        show=shown,
+        samples=config.observe.samples,
     )
 
     def settled(group: Group, kept: bool) -> None:
@@ -145,6 +157,7 @@ def build(
         warn=console.warn,
         lane=lane,
     )
+    console.watch(_watch(config, lane, spans, recorder, pool, lambda: publisher.confirmed))
     run = Run(
         prompts=prompts,
         producer=producer,
@@ -163,7 +176,31 @@ def build(
             lane=lane,
         ),
     )
-    return Built(run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer)
+    return Built(
+        run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer, sinks=sinks
+    )
+
+
+def _watch(
+    config: Config,
+    lane: Lane,
+    spans: SpanBook,
+    recorder: Recorder,
+    pool: EnginePool,
+    published: Callable[[], Publication | None],
+) -> Watch:
+    def version() -> int:
+        confirmed = published()
+        return -1 if confirmed is None else confirmed.version
+
+    return Watch(
+        lane=lane,
+        spans=spans,
+        recorder=recorder,
+        loads=lambda: {seat.engine.url: (seat.in_flight, seat.state.slots) for seat in pool.seats},
+        version=version,
+        total=config.rollout.prompts_per_period,
+    )
 
 
 def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:

@@ -78,7 +78,11 @@ def _lead(
 ) -> None:
     sys.setswitchinterval(0.001)  # the producer's thread must not wait long behind the training thread
     (folder / "logs").mkdir(exist_ok=True)  # the launcher's, where there is one
-    console = Console(total=config.schedule.periods)
+    console = Console(
+        total=config.schedule.periods,
+        synchronous=config.schedule.mode == "synchronous",
+        ranks=config.trainer.ranks,
+    )
     console.preparing(config)
     built = build(config, folder, queue=queue, console=console, ranks=ranks, device=device)
     run = built.run
@@ -89,12 +93,13 @@ def _lead(
         forget_from(folder, start)
         forget_periods(folder, start)
         console.begin(start, built.own.model.policy.num_parameters(), len(run.prompts.dataset))
-        run.recorder.begin()
+        run.recorder.begin(start)
         _loop(config, built, start)
         _save_model(config, built, folder)
         run.trainer.close()
         console.end(folder)
     finally:
+        console.close()
         built.close()
 
 

@@ -80,6 +80,12 @@ class Lane:
             self._clear()
         return cut
 
+    def peek(self) -> dict[str, float]:
+        """Seconds per state since the last cut, up to now; nothing changes."""
+        with self._lock:
+            running = self._clock() - self._since
+            return {**self._seconds, self._state: self._seconds.get(self._state, 0.0) + running}
+
     def take(self) -> dict[str, float]:
         """Seconds per state since the last `take` or `cut`."""
         return self.cut().seconds

@@ -19,7 +19,7 @@ from rondo.observe.metrics import Tally
 from rondo.observe.spans import SpanBook
 from rondo.types import Group
 
-SAMPLES = 4  # responses of one group that are kept per period, to read
+OF_ONE = 4  # responses of one group that are kept, to read
 
 
 class Recorder:
@@ -33,6 +33,7 @@ class Recorder:
         counters: Callable[[], dict[str, float]],
         decode: Callable[[Sequence[int]], str],
         show: Callable[[dict[str, Any]], None],
+        samples: int = OF_ONE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
@@ -44,7 +45,10 @@ class Recorder:
         self._show = show
         self._clock = clock
         self._tally = Tally()
-        self._first: Group | None = None
+        self._samples = samples
+        self._kept: dict[int, Group] = {}  # the first groups of the period, in prompt order
+        self.period = 0  # the one under way
+        self.groups = self.tokens = 0  # of it, so far
         self._eval: tuple[int, float] | None = None  # of which version, and what
 
     def saw(self, group: Group, kept: bool) -> None:
@@ -60,10 +64,12 @@ class Recorder:
         tally.maximum("length_max", max(lengths))
         tally.mean("cut_fraction", sum(not response.stopped for response in group.answer.responses), count)
         tally.add("tokens", sum(lengths))
+        self.groups += kept
+        self.tokens += sum(lengths)
         tally.add("prompt_tokens", len(group.prompt.token_ids))
         tally.add("groups", 1)
-        if group.index == 0:
-            self._first = group
+        if group.index * OF_ONE < self._samples:
+            self._kept[group.index] = group
 
     def evaluated(self, version: int, reward: float) -> None:
         self._eval = (version, reward)
@@ -71,13 +77,15 @@ class Recorder:
         if version == 0:
             self._show({"eval_reward": reward, "version": 0})
 
-    def begin(self) -> None:
+    def begin(self, period: int = 0) -> None:
         """Time starts to count here: what came before is no part of a period."""
+        self.period = period
         self._lane.switch("bookkeeping")  # what the trainer's thread does when it is at none of the named things
         self._cut()
 
     def finish(self, period: int) -> None:
         seen, self._tally = self._tally.read(), Tally()
+        self.period, self.groups, self.tokens = period + 1, 0, 0
         variance = max(0.0, seen.pop("_reward_square") - seen["reward_mean"] ** 2)
         spans = self._spans.close_period(period, self._cut())
         began = time.perf_counter()
@@ -96,8 +104,7 @@ class Recorder:
         if self._eval is not None and self._eval[0] == period + 1:
             line["eval_reward"] = self._eval[1]
         self._append("metrics.jsonl", line)
-        if self._first is not None:
-            self._write_samples(self._first)
+        self._write_samples()
         self._show(line)
 
     def _cut(self) -> dict[str, Cut]:
@@ -106,8 +113,11 @@ class Recorder:
         engines = {name: lane.cut(now) for name, (_, lane) in self._spans.engines.items()}
         return {"trainer": self._lane.cut(now), **engines}
 
-    def _write_samples(self, group: Group) -> None:
-        for number, response in enumerate(group.answer.responses[:SAMPLES]):
+    def _write_samples(self) -> None:
+        kept, self._kept = [self._kept[index] for index in sorted(self._kept)], {}
+        chosen = [(group, number) for group in kept for number in range(min(OF_ONE, len(group.answer.responses)))]
+        for group, number in chosen[: self._samples]:
+            response = group.answer.responses[number]
             sample = {
                 "period": group.period,
                 "ordinal": group.prompt.ordinal,
