@@ -56,6 +56,7 @@ def overrides(folder: Path, arguments: argparse.Namespace) -> list[str]:
         f"rollout.max_new_tokens={arguments.longest}",
         f"rollout.stop_token_ids={stops}",
         "trainer.learning_rate=1e-12",
+        "trainer.keep_checkpoints=0",
         f"rewards.functions=['{Path(__file__).resolve().parent}/rewards.py:spread']",
         f"engines.max_model_len={arguments.prompt + arguments.longest}",
         *arguments.set,
@@ -72,7 +73,7 @@ def run(folder: Path, name: str, settings: list[str], periods: int, config: Path
         log = (target / "logs" / "trainer-0.log").read_text().splitlines()
         raise SystemExit("\n".join([*log[-30:], str(error)])) from None
     lines = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()][1:]
-    shutil.rmtree(target)  # with a checkpoint of many GB
+    shutil.rmtree(target)
     return [
         line["trainer_seconds"]
         | {key: line[key] for key in ("tokens", "logp_gap_mean", "logp_gap_max", "probe_gap", "length_mean")}

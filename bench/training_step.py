@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from rondo.attention.hf import adopt
 from rondo.attention.layout import Layout, shared_prompt_layout
 from rondo.trainer.layers import COMPILED_MULTIPLE, checkpoint_layers, compile_layers
-from rondo.trainer.logprobs import token_logps
+from rondo.trainer.logprobs import token_logps, warm_up
 from rondo.trainer.lora import LoRASettings, add_adapters
 from rondo.trainer.optim import adamw
 from rondo.trainer.tri_model import Placement, TriModel
@@ -124,6 +124,14 @@ def measure(name: str, model: TriModel, layouts: list[Layout]) -> dict[str, obje
     return result
 
 
+def compilation(shape: Shape) -> float:
+    """Seconds until the log-prob kernel is there; `rondo train` spends them while its engines start."""
+    settings = {"dtype": BF16, "device": DEVICE, "temperature": 1.0, "entropy": False}
+    seconds = milliseconds(lambda: warm_up(tokens=16384, vocabulary=shape.vocabulary, **settings)) / 1e3
+    print(json.dumps({"log-prob kernel compiled, s": seconds}), flush=True)
+    return seconds
+
+
 def utilisation(shape: Shape) -> list[dict[str, object]]:
     policy, layouts = shape.model(), shape.rows()
     alone = three(policy)
@@ -142,17 +150,19 @@ def utilisation(shape: Shape) -> list[dict[str, object]]:
 def masters(shape: Shape) -> list[dict[str, object]]:
     """As `rondo train` does it: float32 masters, and a step of the optimizer at the end."""
     results = []
-    for name, lora in (("float32 masters", False), ("adapters, rank 32, with reference", True)):
+    for name in ("float32 masters", "float32 masters, compiled layers", "adapters, rank 32, with reference"):
+        lora, compiled = name.startswith("adapters"), name.endswith("compiled layers")
         policy = shape.model(torch.float32)
         if lora and find_spec("peft") is None:
             print("no peft here: adapters left out")
             continue
         if lora:
             add_adapters(policy, LoRASettings(rank=32, alpha=64.0), keep_old=False)
-        model = three(policy, reference=policy if lora else None, placement=Placement(dtype=BF16))
+        model = three(policy, reference=policy if lora else None, placement=Placement(dtype=BF16, compiled=compiled))
         optimizer = adamw(model.named_parameters(), weight_decay=0.0, betas=(0.9, 0.999))
-        result = measure(name, model, shape.rows())
-        micro_step(model, shape.rows()[0])
+        rows = shape.rows(multiple=COMPILED_MULTIPLE if compiled else 1)
+        result = measure(name, model, rows)
+        micro_step(model, rows[0])
 
         def step(model: TriModel = model, optimizer: torch.optim.Optimizer = optimizer) -> None:
             optimizer.step()
@@ -302,7 +312,8 @@ def main() -> None:
     arguments = parser.parse_args()
     shape = TINY if arguments.tiny else Shape(layers=arguments.layers)
     began = time.monotonic()
-    results: dict[str, object] = {**machine(), "utilisation": utilisation(shape)}
+    results: dict[str, object] = {**machine(), "log-prob kernel compiled, s": compilation(shape)}
+    results["utilisation"] = utilisation(shape)
     results["masters"] = masters(shape)
     results["memory"] = memory(shape, 512 if arguments.tiny else 16384)
     if arguments.profile:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -112,6 +113,23 @@ def test_the_same_seed_gives_the_same_samples_in_one_request_or_in_many(fresh):
     assert together == again == alone
     assert together != other
     assert len(set(together)) > 1
+
+
+def test_an_answer_is_what_the_completions_of_the_open_api_give(fresh):
+    """vLLM is asked by a way of our own, which must not differ from its own."""
+    body = {"prompt": LONG, "n": 4, "seed": 2**61 + 17, "temperature": 0.7, "max_tokens": 12, "logprobs": 0}
+    body |= {"stop_token_ids": [EOS], "return_token_ids": True, "return_tokens_as_token_ids": True}
+
+    async def both(engine: HttpEngine) -> tuple[Answer, dict[str, Any]]:
+        ours = await ask(engine, prompt=LONG)
+        async with aiohttp.ClientSession() as session, session.post(f"{engine.url}/v1/completions", json=body) as reply:
+            return ours, await reply.json()
+
+    ours, theirs = fresh.drive(both)
+    for response, choice in zip(ours.responses, theirs["choices"], strict=True):
+        assert list(response.token_ids) == choice["token_ids"]
+        assert widest(list(response.logps), choice["logprobs"]["token_logprobs"]) < GAP
+        assert response.stopped == (choice["finish_reason"] == "stop")
 
 
 def test_the_stop_token_is_part_of_the_response_and_a_cut_one_is_marked(fresh):

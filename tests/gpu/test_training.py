@@ -14,6 +14,7 @@ from rondo.attention.hf import VARLEN, adopt
 from rondo.attention.layout import separate_layout, shared_prompt_layout
 from rondo.attention.varlen import fits
 from rondo.trainer.layers import checkpoint_layers
+from rondo.trainer.logprobs import warm_up
 from rondo.trainer.lora import LoRASettings, add_adapters
 from rondo.trainer.tri_model import Placement, TriModel
 from tests.models import tiny_model
@@ -134,6 +135,16 @@ def test_models_on_the_host_give_the_same_bits(compute):
     assert torch.equal(one.reference_N, other.reference_N)
     for model in (away.old, away.reference):
         assert all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+def test_the_first_step_finds_its_log_prob_kernel_compiled():
+    torch._dynamo.reset()
+    tri, layout = make(compute=BF16), shared_prompt_layout(segments()).to(DEVICE)
+    width = tri.policy.get_output_embeddings().weight.shape[0]
+    warm_up(tokens=64, vocabulary=width, dtype=BF16, device=DEVICE, temperature=1.0, entropy=False)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    gradient(tri, layout)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
 
 
 def test_merged_weights_are_the_policy():

@@ -28,8 +28,17 @@ SAMPLING = Sampling(temperature=1.0, max_tokens=4, stop_token_ids=(1,))
 class FakeVllm:
     """As much of vLLM with Rondo's worker extension as the client sees."""
 
-    def __init__(self, *, version: str = "0.32.0", workers: int = 1, dev_mode: bool = True, extension: bool = True):
+    def __init__(
+        self,
+        *,
+        version: str = "0.32.0",
+        workers: int = 1,
+        dev_mode: bool = True,
+        extension: bool = True,
+        middleware: bool = True,
+    ):
         self.version = version
+        self.middleware = middleware
         self.dev_mode = dev_mode
         self.extension = extension
         self.paused = False
@@ -48,7 +57,7 @@ class FakeVllm:
             [
                 web.get("/version", self._version),
                 web.get("/is_paused", self._is_paused),
-                web.post("/v1/completions", self._completions),
+                *([web.route("*", "/rondo/generate", self._completions)] if self.middleware else []),
                 *([web.post("/collective_rpc", self._rpc)] if self.dev_mode else []),
             ]
         )
@@ -61,6 +70,8 @@ class FakeVllm:
         return web.json_response({"is_paused": self.paused})
 
     async def _completions(self, request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({})
         body = await request.json()
         await asyncio.sleep(self.answer_seconds)
         self.log.append("answered")
@@ -107,6 +118,7 @@ def first_look(application: web.Application) -> EngineState:
         (FakeVllm(version="0.23.1"), r"is vLLM 0\.23\.1: Rondo needs 0\.24\.0 or newer"),
         (FakeVllm(dev_mode=False), r"was started without VLLM_SERVER_DEV_MODE=1: start it as `rondo serve --backend"),
         (FakeVllm(extension=False), r"was started without Rondo's worker extension \(.*rondo_state.*\): start it as"),
+        (FakeVllm(middleware=False), r"was started without Rondo's middleware: start it as"),
     ],
 )
 def test_a_vllm_that_lacks_something_is_refused_in_one_sentence(server, sentence):

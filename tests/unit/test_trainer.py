@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from rondo.errors import NonFiniteGradientError
 from rondo.trainer.checkpoint import Checkpoints
 from rondo.trainer.layers import checkpoint_layers, decoder_layers
-from rondo.trainer.logprobs import token_logps
+from rondo.trainer.logprobs import select, select_in_one_pass, token_logps
 from rondo.trainer.optim import LearningRate
 from rondo.types import MicroBatch
 from tests.conftest import make_group
@@ -136,6 +136,21 @@ def test_chunked_log_probs_equal_whole_ones_in_value_and_gradient(monkeypatch):
         results.append([logps.detach(), hidden.grad.clone(), head.weight.grad.clone()])
     for whole, chunked in zip(*results, strict=True):
         torch.testing.assert_close(chunked, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_what_is_compiled_for_an_accelerator_computes_the_same(entropy):
+    torch.manual_seed(0)
+    target = torch.randint(50, (23,))
+    results = []
+    for function in (select, select_in_one_pass):
+        torch.manual_seed(1)
+        logits = torch.randn(23, 50, dtype=torch.float64, requires_grad=True)
+        selected = function(logits, target, 0.5, entropy)
+        selected.square().sum().backward()
+        results.append((selected.detach(), logits.grad))
+    for plain, fused in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-12, atol=1e-12)
 
 
 class WidestLogits(TorchDispatchMode):

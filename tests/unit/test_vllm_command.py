@@ -149,6 +149,6 @@ def test_what_vllms_workers_import_of_rondo_needs_nothing_but_torch_and_safetens
 import sys
 for name in ("pydantic", "aiohttp", "transformers", "typer", "rich"):
     sys.modules[name] = None
-import rondo.engines.vllm_worker
+import rondo.engines.vllm_worker, rondo.engines.vllm_tokens
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

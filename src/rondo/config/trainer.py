@@ -55,7 +55,7 @@ class TrainerConfig(Section):
         "and any number of ranks (a proof mode: 8 bytes more per parameter, nothing sharded, 1 thread per rank).",
     )
     checkpoint_every: int = Field(default=0, ge=0, description="Periods between checkpoints; 0: only at the end.")
-    keep_checkpoints: Positive = Field(default=2, description="The newest ones are kept.")
+    keep_checkpoints: int = Field(default=2, ge=0, description="The newest ones are kept; 0: none is written.")
     threads: int = Field(
         default=0, ge=0, description="CPU threads per rank; 0: an equal share of the cores this process may use."
     )

@@ -18,6 +18,7 @@ import aiohttp
 from rondo.engines.http import Caller, RefusedError
 from rondo.engines.protocol import EngineState
 from rondo.engines.vllm_control import BROKEN_VERSION, VllmControl
+from rondo.engines.vllm_tokens import FIELDS, PATH
 from rondo.errors import EngineError
 from rondo.observe.clock import Offset
 from rondo.types import Answer, Confirmation, Moments, Response, Sampling
@@ -151,7 +152,7 @@ class HttpEngine:
         before = vllm.state or await vllm.read()
         if before.version == BROKEN_VERSION:
             raise EngineError(f"engine {self.url} {_BROKEN}")
-        answer = await self._completion(body)
+        answer = await self._caller.post(PATH, {name: body[name] for name in ("prompt", *FIELDS) if name in body})
         after = await vllm.settled()
         if after.boot != before.boot:
             raise EngineError(f"engine {self.url} was restarted while it answered: its responses are void")

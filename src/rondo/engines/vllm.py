@@ -22,6 +22,7 @@ OLDEST = (0, 24, 0)
 TESTED = ((0, 24, 0), (0, 32, 0))
 CPU_VERSION = "0.32.0"
 WORKER = "rondo.engines.vllm_worker.RondoWorker"
+COMPLETIONS = "rondo.engines.vllm_tokens.TokenCompletions"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +54,7 @@ def command(settings: VllmSettings) -> list[str]:
     # One distribution: no sampling defaults from the model's folder, log-probs of what is really sampled from.
     line += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     line += ["--enable-prefix-caching", "--worker-extension-cls", WORKER, "--disable-uvicorn-access-log"]
+    line += ["--middleware", COMPLETIONS]
     return [*line, *settings.arguments]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from rondo.engines.http import Caller, RefusedError
 from rondo.engines.protocol import EngineState
 from rondo.engines.vllm import OLDEST, TESTED
+from rondo.engines.vllm_tokens import PATH
 from rondo.errors import EngineError
 from rondo.types import Confirmation
 
@@ -44,6 +45,12 @@ class VllmControl:
             else:
                 lacks = f"was started without Rondo's worker extension ({error.reason})"
             raise EngineError(f"vLLM at {self._caller.url} {lacks}: {AS_SHOWN}") from None
+        try:
+            await self._caller.get(PATH)
+        except RefusedError:
+            raise EngineError(
+                f"vLLM at {self._caller.url} was started without Rondo's middleware: {AS_SHOWN}"
+            ) from None
         if number not in TESTED:
             tested = " and ".join(map(_dotted, TESTED))
             note = f"engine {self._caller.url} is vLLM {version}; Rondo is tested with {tested}"

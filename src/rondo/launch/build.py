@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import aiohttp
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from rondo.config import Config, asset_or_path
 from rondo.engines.pool import EnginePool
@@ -19,6 +20,7 @@ from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_sinks import build_sinks
 from rondo.launch.build_trainer import build_trainer
 from rondo.launch.find_engines import join_engines, open_session
+from rondo.launch.join import device_of
 from rondo.loop import Run
 from rondo.observe.console import Console
 from rondo.observe.glance import Watch
@@ -39,6 +41,7 @@ from rondo.stream.queue import GroupQueue
 from rondo.trainer.accounted import Accounted
 from rondo.trainer.checkpoint import Checkpoints
 from rondo.trainer.ensemble import AnyTrainer, Ensemble
+from rondo.trainer.logprobs import warm_up
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
 from rondo.types import Group, Publication
@@ -93,6 +96,7 @@ def build(
         with console.step("waiting for the engines"):
             return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
 
+    warming = _warm_up(config, device or device_of(config.trainer.device))
     # An engine that measures the memory it may use must not see the trainer take some at the same time.
     context = engines() if config.shares_device else 0
     with console.step("loading the model"):  # else while the engines start
@@ -167,17 +171,24 @@ def build(
         ledger=ledger,
         evaluation=_evaluation(config, producer, template, lane, recorder),
         recorder=recorder,
-        checkpoints=Checkpoints(
-            folder=folder / "checkpoints",
-            trainer=trainer,
-            cursor=lambda: prompts.dataset.cursor,
-            every=config.trainer.checkpoint_every,
-            keep=config.trainer.keep_checkpoints,
-            lane=lane,
-        ),
+        checkpoints=_checkpoints(config, folder, trainer, lane, cursor=lambda: prompts.dataset.cursor),
     )
+    warming.join()
     return Built(
         run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer, sinks=sinks
+    )
+
+
+def _checkpoints(
+    config: Config, folder: Path, trainer: AnyTrainer, lane: Lane, *, cursor: Callable[[], int]
+) -> Checkpoints:
+    return Checkpoints(
+        folder=folder / "checkpoints",
+        trainer=trainer,
+        cursor=cursor,
+        every=config.trainer.checkpoint_every,
+        keep=config.trainer.keep_checkpoints,
+        lane=lane,
     )
 
 
@@ -201,6 +212,22 @@ def _watch(
         version=version,
         total=config.rollout.prompts_per_period,
     )
+
+
+def _warm_up(config: Config, device: torch.device) -> Thread:
+    """Compiles what the first step needs while engines start and weights are read."""
+    text = AutoConfig.from_pretrained(asset_or_path(config.model.path)).get_text_config()
+    settings = {
+        "tokens": config.trainer.micro_tokens,
+        "vocabulary": text.vocab_size,
+        "dtype": getattr(torch, config.trainer.dtype),
+        "device": device,
+        "temperature": config.rollout.temperature,
+        "entropy": config.algorithm.entropy_coefficient > 0,
+    }
+    warming = Thread(target=warm_up, kwargs=settings, name="warm-up", daemon=True)
+    warming.start()
+    return warming
 
 
 def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:

@@ -116,9 +116,10 @@ def _loop(config: Config, built: Built, start: int) -> None:
             raise Interrupted(
                 f"stopped between two updates of period {period}; --resume goes on from the last checkpoint"
             ) from None
-        run.checkpoints.save(period=period, cursor=run.prompts.dataset.cursor)
+        saved = run.checkpoints.save(period=period, cursor=run.prompts.dataset.cursor)
         run.trainer.close()
-        raise Interrupted(f"stopped in period {period} and saved; go on with --resume") from None
+        how = "and saved; go on with --resume" if saved else "without a checkpoint (trainer.keep_checkpoints = 0)"
+        raise Interrupted(f"stopped in period {period} {how}") from None
 
 
 def _save_model(config: Config, built: Built, folder: Path) -> None:

@@ -44,7 +44,10 @@ class Checkpoints:
             with self._lane.doing("saving"):
                 self.save(period=period + 1, cursor=self._cursor())
 
-    def save(self, *, period: int, cursor: int) -> Path:
+    def save(self, *, period: int, cursor: int) -> Path | None:
+        """None where none is kept."""
+        if not self._keep:
+            return None
         found = checksum(self._trainer.weights())
         progress = Progress(period=period, cursor=cursor, steps=self._trainer.steps, weights=found)
         path = self._folder / f"period-{period:06d}"

@@ -30,10 +30,10 @@ def token_logps(
     With `entropy`, [2, N]: below them the entropy of each whole distribution, in nats.
     """
     on_cpu = hidden_NC.device.type == "cpu"
-    select = _select if on_cpu else _compiled_select()
+    chosen = select if on_cpu else _compiled_select()
 
     def chunk_logps(hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return select(head(hidden), target, temperature, entropy)
+        return chosen(head(hidden), target, temperature, entropy)
 
     rows = max(1, (CHUNK_ELEMENTS if on_cpu else ACCELERATOR_CHUNK_ELEMENTS) // vocabulary)
     if hidden_NC.shape[0] <= rows:
@@ -48,15 +48,48 @@ def token_logps(
     return torch.cat(chunks, dim=-1)
 
 
-def _select(logits: torch.Tensor, target: torch.Tensor, temperature: float, entropy: bool) -> torch.Tensor:
+def warm_up(
+    *, tokens: int, vocabulary: int, dtype: torch.dtype, device: torch.device, temperature: float, entropy: bool
+) -> None:
+    """Compile ahead what the first step would wait for, about a minute: in the shapes to come, with gradient and
+    without. What it takes of the device's memory is kept for the trainer, so that an engine which measures what is free
+    never sees it rise."""
+    if device.type == "cpu":
+        return
+    rows = max(2, min(tokens, ACCELERATOR_CHUNK_ELEMENTS // vocabulary))
+    logits = torch.zeros(rows, vocabulary, dtype=dtype, device=device, requires_grad=True)
+    target = torch.zeros(rows, dtype=torch.long, device=device)
+    with torch.no_grad():
+        _compiled_select()(logits.detach(), target, temperature, False)
+    torch.autograd.backward(_compiled_select()(logits, target, temperature, entropy).sum())
+
+
+def select(logits: torch.Tensor, target: torch.Tensor, temperature: float, entropy: bool) -> torch.Tensor:
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     norm = wide.logsumexp(-1)
     logps = wide.gather(-1, target[:, None])[:, 0] - norm
     return torch.stack([logps, norm - (wide.softmax(-1) * wide).sum(-1)]) if entropy else logps
 
 
+def select_in_one_pass(logits: torch.Tensor, target: torch.Tensor, temperature: float, entropy: bool) -> torch.Tensor:
+    """The same, in words that a compiler fuses: a gather's gradient would be a scatter into zeros of its own."""
+    wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    norm = wide.logsumexp(-1)
+    chosen = torch.arange(wide.shape[-1], device=wide.device) == target[:, None]
+    logps = torch.where(chosen, wide, 0.0).sum(-1) - norm
+    return torch.stack([logps, norm - (wide.softmax(-1) * wide).sum(-1)]) if entropy else logps
+
+
 @cache
 def _compiled_select() -> Callable[..., torch.Tensor]:
     """One pass over the logits instead of a dozen, and none of them in float32 in memory."""
-    compiled: Callable[..., torch.Tensor] = torch.compile(_select, dynamic=True)
-    return compiled
+    compiled = torch.compile(select_in_one_pass)
+
+    def called(logits: torch.Tensor, target: torch.Tensor, temperature: float, entropy: bool) -> torch.Tensor:
+        # Rows vary from call to call; the vocabulary does not, and a kernel that knows it is several times faster.
+        for tensor in (logits, target):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        selected: torch.Tensor = compiled(logits, target, temperature, entropy)
+        return selected
+
+    return called
