@@ -22,6 +22,7 @@ test: $(READY)  ## all tests that need neither a GPU nor a heavy install
 
 integration: $(READY)  ## the heavy ones: whole runs of many processes, and vLLM (installed in the cache folder once)
 	-@$(BIN)/python scripts/vllm_environment.py
+	-@$(BIN)/python scripts/browser.py
 	$(BIN)/python -m pytest tests -m heavy -rs --durations=12
 
 check: $(READY)  ## format, lint, types

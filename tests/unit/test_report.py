@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from itertools import groupby
@@ -11,18 +10,12 @@ from pathlib import Path
 import pytest
 
 from rondo.errors import UserError
-from rondo.observe.lane import Lane
-from rondo.observe.metrics import Tally
-from rondo.observe.recorder import Recorder
-from rondo.observe.spans import SpanBook, read_periods
+from rondo.observe.spans import read_periods
 from rondo.observe.trace import trace_events, write_trace
 from rondo.observe.verdict import judge, mean_period
 from rondo.report.data import gather, spread
 from rondo.report.page import render
-from rondo.types import Moments
-from tests.conftest import make_group
-
-EVIL = "</script><script>document.title = 'taken'</script><img src=x onerror=alert(1)> <!-- \u2028"
+from tests.runs import EVIL, recorded
 
 
 @pytest.fixture
@@ -31,58 +24,13 @@ def run(tmp_path: Path) -> Path:
     return recorded(tmp_path / "first")
 
 
-def recorded(folder: Path, mode: str = "periodic") -> Path:
-    folder.mkdir()
-    now = [10.0]
-    spans = SpanBook(folder, clock=lambda: now[0])
-    trainer = Lane("bookkeeping", clock=lambda: now[0])
-    engines = [spans.engine(f"http://here:{number}") for number in range(2)]
-    book = Recorder(
-        folder=folder, lane=trainer, spans=spans, trainer_tally=Tally, counters=dict,
-        decode=lambda ids: EVIL, show=lambda line: None, clock=lambda: now[0],
-    )  # fmt: skip
-    book.begin()
-    for period in range(2):
-        for engine in engines:
-            engine.switch("generating")
-        trainer.switch("waiting for first group")
-        start = now[0]
-        for index in range(6):
-            group = make_group(index=index, period=period)
-            moments = Moments(sent=start, engine=(start + 0.25, start + 0.5, start + 1))
-            answer = dataclasses.replace(group.answer, engine=f"http://here:{index % 2}", moments=moments)
-            prompt = dataclasses.replace(group.prompt, text="1 < 2 & 3")
-            now[0] = start + 1.5
-            book.saw(
-                dataclasses.replace(
-                    group, answer=answer, prompt=prompt, asked_at=start, answered_at=start + 1.1, scored_at=start + 1.5
-                ),
-                True,
-            )
-        for number in range(3):
-            with trainer.doing("training", [2 * number, 2 * number + 1], 12):
-                now[0] += 1
-            engines[number % 2].switch("idle")
-        with trainer.doing("publishing"):
-            now[0] += 0.5
-            trainer.mark("bucket", now[0] - 0.4, now[0] - 0.1, 0, 10)
-        trainer.switch("bookkeeping")
-        book.finish(period)
-    config = {
-        "run": {"name": "mine"}, "schedule": {"mode": mode, "periods": 2}, "trainer": {"ranks": 1},
-        "model": {"path": EVIL}, "algorithm": {"name": "grpo"},
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 def test_a_page_holds_its_data_whole_and_nothing_of_it_as_markup(run):
     data = gather(run)
     page = render(data)
     assert EVIL not in page
     assert page.count("<script") == 2  # its data, its code
     embedded = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert json.loads(embedded[1])["runs"][0]["samples"][0]["completion"] == EVIL
+    assert json.loads(embedded[1])["runs"][0]["samples"][1]["completion"] == EVIL
     assert "\u2028" not in embedded[1]
 
 
