@@ -31,9 +31,10 @@ class RecordedRun:
         self.groups = groups
         self.now = 10.0
         clock = lambda: self.now  # noqa: E731
-        self.spans = SpanBook(folder, clock=clock)
+        self.engines = [Lane(clock=clock) for _ in range(2)]
+        seats = [(f"http://here:{number}", lane) for number, lane in enumerate(self.engines)]
+        self.spans = SpanBook(folder, seats=lambda: seats, clock=clock)
         self.trainer = Lane("bookkeeping", clock=clock)
-        self.engines = [self.spans.engine(f"http://here:{number}") for number in range(2)]
         self.book = Recorder(
             folder=folder, lane=self.trainer, spans=self.spans, trainer_tally=Tally, counters=dict, samples=16,
             decode=lambda ids: EVIL if len(ids) == 1 else f"{len(ids)} tokens", show=lambda line: None, clock=clock,

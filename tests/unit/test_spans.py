@@ -30,8 +30,8 @@ class Time:
 
 def test_a_period_is_read_back_as_it_was_lived(tmp_path):
     clock = Time()
-    book, trainer = SpanBook(tmp_path, clock=clock), Lane("bookkeeping", clock=clock)
-    engine = book.engine("http://here:1")
+    engine, trainer = Lane(clock=clock), Lane("bookkeeping", clock=clock)
+    book = SpanBook(tmp_path, seats=lambda: [("http://here:1", engine)], clock=clock)
     trainer.switch("waiting for first group")
     engine.switch("generating")
     clock.now += 2
@@ -44,7 +44,7 @@ def test_a_period_is_read_back_as_it_was_lived(tmp_path):
     with trainer.doing("training", [7], 6):
         clock.now += 1
     trainer.mark("bucket", 102.5, 102.75, 0, 12)
-    written = book.close_period(4, {"trainer": trainer.cut(103.0), "engine-0": engine.cut(103.0)})
+    written = book.close_period(4, {"trainer": trainer.cut(103.0), **book.cut(103.0)})
     (read,) = read_periods(tmp_path)
     assert (read.lanes, read.marks, read.start) == (written.lanes, written.marks, pytest.approx(written.start))
     assert (read.period, read.seconds, read.engines) == (4, 3.0, {"engine-0": "http://here:1"})
@@ -63,6 +63,36 @@ def test_a_period_is_read_back_as_it_was_lived(tmp_path):
     }
     assert spans["training"].about == {"groups": [7], "tokens": 6}
     assert spans["bucket"].about == {"number": 0, "bytes": 12}
+
+
+def test_engines_come_go_and_return_at_another_address_and_their_time_still_adds_up(tmp_path):
+    clock = Time()
+    trainer, first, second = (Lane(state, clock=clock) for state in ("training", "generating", "generating"))
+    seats = [("http://a", first), ("http://b", second)]
+    book = SpanBook(tmp_path, seats=lambda: seats, clock=clock)
+    answer = dataclasses.replace(make_group().answer, engine="http://b")
+
+    def period(number: int) -> PeriodSpans:
+        clock.now += 1
+        book.saw(dataclasses.replace(make_group(index=number), answer=answer), True)
+        return book.close_period(number, {"trainer": trainer.cut(clock.now), **book.cut(clock.now)})
+
+    assert period(0).engines == {"engine-0": "http://a", "engine-1": "http://b"}
+    second.switch("lost")
+    clock.now += 1
+    second.switch("idle")
+    seats[1] = ("http://c", second)  # restarted
+    returned = period(1)
+    assert returned.engines == {"engine-0": "http://a", "engine-1": "http://c"}
+    assert account(returned).engines["engine-1"] == {"away": 1.0, "starved": 1.0}
+    del seats[0]  # leaves
+    clock.now += 1
+    seats.append(("http://d", Lane(clock=clock)))  # joins
+    changed = period(2)
+    assert set(changed.engines) == {"engine-0", "engine-1", "engine-2"}
+    assert account(changed).engines["engine-2"] == {"away": 1.0, "starved": 1.0}
+    assert set(period(3).engines) == {"engine-1", "engine-2"}
+    assert [group["engine"] for spans in read_periods(tmp_path) for group in spans.groups] == ["engine-1"] * 4
 
 
 def test_an_engine_that_says_nothing_still_has_its_request(tmp_path):

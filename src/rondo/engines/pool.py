@@ -33,22 +33,15 @@ class Seat:
 
 
 class EnginePool:
-    def __init__(
-        self,
-        *,
-        max_retries: int,
-        on_retry: Callable[[EngineError], None],
-        lane_of: Callable[[str], Lane] = lambda url: Lane(),
-    ) -> None:
+    def __init__(self, *, max_retries: int, on_retry: Callable[[EngineError], None]) -> None:
         self.seats: list[Seat] = []
         self.retries = 0
         self._max_retries = max_retries
         self._on_retry = on_retry
-        self._lane_of = lane_of
         self._queue: deque[tuple[int, asyncio.Future[Seat]]] = deque()
 
     async def add(self, engine: Engine) -> None:
-        self.seats.append(Seat(engine=engine, state=await engine.state(), lane=self._lane_of(engine.url)))
+        self.seats.append(Seat(engine=engine, state=await engine.state()))
         self._admit()
 
     async def generate(self, prompt: Sequence[int], *, n: int, seed: int, sampling: Sampling, version: int) -> Answer:

@@ -85,12 +85,8 @@ def build(
     scorer = build_scorer(config, folder)
     background.call(scorer.start())
     session = background.call(open_session())
-    spans = SpanBook(folder)
-    pool = EnginePool(
-        max_retries=config.engines.max_retries,
-        on_retry=lambda error: console.warn(str(error)),
-        lane_of=spans.engine,
-    )
+    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
+    spans = SpanBook(folder, seats=lambda: [(seat.engine.url, seat.lane) for seat in list(pool.seats)])
 
     def engines() -> int:
         with console.step("waiting for the engines"):

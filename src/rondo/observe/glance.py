@@ -60,7 +60,7 @@ class Watch:
                 version=version,
                 seconds=lane.peek(),
             )
-            for name, (url, lane) in self._spans.engines.items()
+            for name, (url, lane) in self._spans.engines().items()
             if url in loads
         ]
         return Glance(

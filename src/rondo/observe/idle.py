@@ -19,7 +19,7 @@ TRAINER_STATES = (
     "training", "stepping", "packing", "waiting for first group", "waiting for groups", "waiting for rewards",
     "publishing", "evaluating", "saving", "bookkeeping",
 )  # fmt: skip
-ENGINE_STATES = ("generating", "starved", "idle tail", "publishing", "evaluating", "between periods")
+ENGINE_STATES = ("generating", "starved", "idle tail", "publishing", "evaluating", "between periods", "away")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def account(spans: PeriodSpans) -> Account:
         _add(found["trainer"], doing, seconds)
         overlap += seconds if doing == "training" and generating else 0.0
         for name in engines:
-            _add(found[name], _engine_state(states.get(name, "idle"), doing, middle, busy[name]), seconds)
+            _add(found[name], _engine_state(states.get(name, "away"), doing, middle, busy[name]), seconds)
     answered = sorted(group["arrived"] for group in spans.groups)
     ready = max((group["scored"] for group in spans.groups), default=0.0)
     begins = min((group["sent"] for group in spans.groups), default=0.0)
@@ -67,6 +67,8 @@ def account(spans: PeriodSpans) -> Account:
 
 
 def _engine_state(state: str, trainer: str, moment: float, busy: tuple[float, float] | None) -> str:
+    if state not in ("generating", "idle"):
+        return "away"  # lost, or not here yet
     if trainer in ("publishing", "evaluating"):
         return trainer
     if state == "generating":

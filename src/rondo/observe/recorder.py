@@ -110,8 +110,7 @@ class Recorder:
     def _cut(self) -> dict[str, Cut]:
         """All lanes at one moment."""
         now = self._clock()
-        engines = {name: lane.cut(now) for name, (_, lane) in self._spans.engines.items()}
-        return {"trainer": self._lane.cut(now), **engines}
+        return {"trainer": self._lane.cut(now), **self._spans.cut(now)}
 
     def _write_samples(self) -> None:
         kept, self._kept = [self._kept[index] for index in sorted(self._kept)], {}

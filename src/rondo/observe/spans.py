@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,23 +96,41 @@ def _way(group: Mapping[str, Any], micro: Span | None) -> Iterator[Span]:
 class SpanBook:
     """Collects a period's spans and writes them when it ends. Groups come from the producer's thread."""
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seats: Callable[[], Sequence[tuple[str, Lane]]] = lambda: (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._path = folder / SPANS
-        self._clock = clock
+        self._seats = seats  # the engines of this moment: address and lane
         self._day = time.time() - clock()  # what turns the clock into the time of day
         self._groups: list[tuple[Any, ...]] = []
         self._dropped = 0
         self._seconds = 0.0
-        self._lanes: dict[str, Lane] = {}  # engines, by address
+        self._lanes: dict[str, tuple[str, Lane]] = {}  # by name: the last address, and the lane
+        self._names: dict[str, str] = {}  # by address, of all that ever answered
+        self._met = 0
 
-    def engine(self, url: str) -> Lane:
-        """The lane of the engine at this address: a new one, or the one it had before it came back."""
-        return self._lanes.setdefault(url, Lane(clock=self._clock))
-
-    @property
     def engines(self) -> dict[str, tuple[str, Lane]]:
-        """By name: address and lane."""
-        return {f"engine-{number}": (url, lane) for number, (url, lane) in enumerate(self._lanes.items())}
+        """By name: address and lane. A lane keeps its name when the engine comes back at another address."""
+        names = {id(lane): name for name, (_, lane) in self._lanes.items()}
+        for url, lane in self._seats():
+            name = names.get(id(lane))
+            if name is None:
+                name = f"engine-{self._met}"
+                self._met += 1
+            self._lanes[name] = (url, lane)
+            self._names[url] = name
+        return dict(self._lanes)
+
+    def cut(self, now: float) -> dict[str, Cut]:
+        """All engines' lanes up to this moment; who has left is in it for the last time."""
+        lanes = self.engines()
+        here = {id(lane) for _, lane in self._seats()}
+        self._lanes = {name: one for name, one in lanes.items() if id(one[1]) in here}
+        return {name: lane.cut(now) for name, (_, lane) in lanes.items()}
 
     def saw(self, group: Group, kept: bool) -> None:
         began = time.perf_counter()
@@ -120,12 +138,14 @@ class SpanBook:
             self._dropped += 1
         else:
             answer = group.answer
+            if answer.engine not in self._names:
+                self.engines()
             moments = answer.moments
             lengths = [len(response.token_ids) for response in answer.responses]
             self._groups.append(
                 (
                     group.index,
-                    answer.engine,
+                    self._names.get(answer.engine, answer.engine),
                     group.asked_at,
                     *((moments.sent, *moments.engine) if moments else (group.asked_at, None, None, None)),
                     group.answered_at,
@@ -144,7 +164,8 @@ class SpanBook:
         """The period that ends here: `lanes` were all cut at one moment."""
         began = time.perf_counter()
         groups, self._groups = self._groups, []
-        spans = _period(period, lanes, groups, {name: url for name, (url, _) in self.engines.items()}, self._day)
+        engines = {name: url for url, name in self._names.items() if name in lanes}  # the last address of each
+        spans = _period(period, lanes, groups, engines, self._day)
         self._write(spans, self._dropped)
         self._dropped = 0
         self._seconds += time.perf_counter() - began
@@ -175,7 +196,6 @@ def _period(
 ) -> PeriodSpans:
     start = next(iter(lanes.values())).start
     end = next(iter(lanes.values())).end
-    names = {url: name for name, url in engines.items()}
 
     def spans(name: str, found: list[tuple[str, float, float, tuple[Any, ...]]]) -> list[Span]:
         return [
@@ -192,7 +212,6 @@ def _period(
     groups = []
     for row in rows:
         group = dict(zip(GROUP_COLUMNS, row, strict=True))
-        group["engine"] = names.get(group["engine"], group["engine"])
         for name in MOMENTS:
             if group[name] is not None:
                 group[name] -= start

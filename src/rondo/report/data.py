@@ -46,7 +46,8 @@ def _run(folder: Path, *, live: bool) -> dict[str, Any]:
     )
     return {
         "name": config["run"]["name"],
-        "folder": folder.name,
+        "folder": folder.resolve().name,
+        "path": str(folder),
         "mode": config["schedule"]["mode"],
         "periods": config["schedule"]["periods"],
         "config": config,

@@ -111,9 +111,9 @@ R.page = {
       const gap = Math.max(...periods.map((one) => one.logp_gap_max || 0));
       children.push(R.el("p", {}, `On-policy in all ${periods.length} periods: every one of ${sum("groups").toLocaleString("en")} groups (${sum("samples").toLocaleString("en")} samples) was sampled from its period's own weights and settled exactly once; no engine's log-prob was off by more than ${R.number(gap)}.`));
     } else children.push(R.el("p", {}, "This run keeps no ledger."));
-    if (!verified) children.push(R.el("p", {}, "Not verified yet: ", R.el("code", {}, `rondo verify ${R.data.runs[0].folder}`), " trains the recorded groups again through the synchronous schedule and compares every tensor."));
+    if (!verified) children.push(R.el("p", {}, "Not verified yet: ", R.el("code", {}, `rondo verify ${R.data.runs[0].path}`), " trains the recorded groups again through the synchronous schedule and compares every tensor."));
     else {
-      children.push(R.el("p", {}, R.el("span", { class: verified.holds === false ? "no" : "yes" }, verified.holds === false ? "The proof fails." : "The proof holds."), " Recorded groups were trained again; what each way promises, and what was found:"));
+      children.push(R.el("p", {}, R.el("span", { class: verified.verdict === "holds" ? "yes" : "no" }, verified.verdict === "holds" ? "The proof holds." : "The proof fails."), " Recorded groups were trained again; what each way promises, and what was found:"));
       const rows = (verified.lines || []).map((line) => R.el("tr", {}, ...[line.name, line.what, line.promise, line.comparisons, line.differing === undefined || line.differing === null ? "–" : line.differing.toLocaleString("en"), R.number(line.relative), R.number(line.of_bound)].map((cell) => R.el("td", {}, String(cell))), R.el("td", { class: line.holds ? "yes" : "no" }, line.holds ? "holds" : "fails")));
       children.push(R.el("div", { class: "scroll", tabindex: "0" }, R.el("table", {}, R.el("thead", {}, R.el("tr", {}, ...["way", "of", "promise", "comparisons", "numbers that differ", "relative", "of bound", ""].map((name) => R.el("th", {}, name)))), R.el("tbody", {}, ...rows))));
     }

@@ -24,7 +24,7 @@ R.colours = {
   "training": "training", "stepping": "stepping", "packing": "books", "waiting for first group": "first",
   "waiting for groups": "waiting", "waiting for rewards": "rewards", "publishing": "publishing",
   "evaluating": "evaluating", "saving": "books", "bookkeeping": "idle", "generating": "generating",
-  "starved": "waiting", "idle tail": "idle", "between periods": "books", "prefill": "prefill", "reward": "rewards",
+  "starved": "waiting", "idle tail": "idle", "between periods": "books", "away": "stepping", "prefill": "prefill", "reward": "rewards",
 };
 R.pale = new Set(["bookkeeping", "idle tail", "waiting for groups", "waiting for first group", "starved"]);
 R.ink = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
