@@ -12,10 +12,24 @@ from hypothesis import strategies as st
 
 from rondo.observe.clock import Offset
 from rondo.observe.idle import ENGINE_STATES, TRAINER_STATES, account
-from rondo.observe.lane import Lane
+from rondo.observe.lane import Lane, on_our_clock, since
 from rondo.observe.spans import PeriodSpans, Span, SpanBook, read_periods
 from rondo.types import Moments
 from tests.conftest import make_group
+
+
+def test_another_ranks_stretches_are_put_on_our_clock_and_cut_at_the_periods_start():
+    stretches = [("idle", 1.0, 2.0, ()), ("training", 2.0, 4.0, ([1], 6)), ("idle", 4.0, 5.0, ())]
+    far = on_our_clock(stretches, theirs=4.0, ours=1004.0)
+    assert far[1] == ("training", 1002.0, 1004.0, ([1], 6))
+    near = on_our_clock(stretches, theirs=4.0, ours=4.003)
+    assert near == stretches  # the same machine: what differs is the message's way
+    cut = since(2.5, near)
+    assert [(state, begun, until) for state, begun, until, _ in cut.stretches] == [
+        ("training", 2.5, 4.0),
+        ("idle", 4.0, 5.0),
+    ]
+    assert (cut.start, cut.end) == (2.5, 5.0)
 
 
 class Time:

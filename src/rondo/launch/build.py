@@ -130,6 +130,7 @@ def build(
         decode=decode,
         show=shown,
         samples=config.observe.samples,
+        other_ranks=own.take_others,
     )
 
     def settled(group: Group, kept: bool) -> None:

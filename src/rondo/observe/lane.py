@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+SAME_CLOCK = 0.05  # seconds: monotonic clocks of two machines are never this close, those of two processes always are
 LONGEST = 100_000  # stretches and marks that a lane holds between two cuts; more are counted, not kept
+
+
+Stretch = tuple[str, float, float, tuple[Any, ...]]  # state, from, to, what it was about
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +22,8 @@ class Cut:
 
     start: float
     end: float
-    stretches: list[tuple[str, float, float, tuple[Any, ...]]]  # state, from, to, what it was about; without gaps
-    marks: list[tuple[str, float, float, tuple[Any, ...]]]  # of things that went on during a state
+    stretches: list[Stretch]  # without gaps
+    marks: list[Stretch]  # of things that went on during a state
     seconds: dict[str, float]  # per state, whole even where stretches were dropped
     dropped: int
 
@@ -91,8 +95,8 @@ class Lane:
         return self.cut().seconds
 
     def _clear(self) -> None:
-        self._stretches: list[tuple[str, float, float, tuple[Any, ...]]] = []
-        self._marks: list[tuple[str, float, float, tuple[Any, ...]]] = []
+        self._stretches: list[Stretch] = []
+        self._marks: list[Stretch] = []
         self._seconds: dict[str, float] = {}
         self._dropped = 0
 
@@ -104,3 +108,18 @@ class Lane:
             else:
                 self._dropped += 1
         self._since = now
+
+
+def on_our_clock(stretches: Sequence[Stretch], *, theirs: float, ours: float) -> list[Stretch]:
+    """Another process's stretches, given one moment as both clocks show it."""
+    offset = ours - theirs
+    if abs(offset) < SAME_CLOCK:
+        offset = 0.0  # what is left is how long the moment took to arrive
+    return [(state, since + offset, until + offset, tuple(detail)) for state, since, until, detail in stretches]
+
+
+def since(start: float, stretches: Sequence[Stretch]) -> Cut:
+    """Stretches of another process as a cut, without what came before `start`."""
+    kept = [(state, max(start, begun), until, detail) for state, begun, until, detail in stretches if until > start]
+    end = kept[-1][2] if kept else start
+    return Cut(start=start, end=end, stretches=kept, marks=[], seconds={}, dropped=0)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rondo.observe.idle import account
-from rondo.observe.lane import Cut, Lane
+from rondo.observe.lane import Cut, Lane, Stretch, since
 from rondo.observe.metrics import Tally
 from rondo.observe.spans import SpanBook
 from rondo.types import Group
@@ -34,6 +34,7 @@ class Recorder:
         decode: Callable[[Sequence[int]], str],
         show: Callable[[dict[str, Any]], None],
         samples: int = OF_ONE,
+        other_ranks: Callable[[], Mapping[int, list[Stretch]]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
@@ -46,6 +47,7 @@ class Recorder:
         self._clock = clock
         self._tally = Tally()
         self._samples = samples
+        self._other_ranks = other_ranks
         self._kept: dict[int, Group] = {}  # the first groups of the period, in prompt order
         self.period = 0  # the one under way
         self.groups = self.tokens = 0  # of it, so far
@@ -110,7 +112,9 @@ class Recorder:
     def _cut(self) -> dict[str, Cut]:
         """All lanes at one moment."""
         now = self._clock()
-        return {"trainer": self._lane.cut(now), **self._spans.cut(now)}
+        own = self._lane.cut(now)
+        others = {f"trainer-{rank}": since(own.start, stretches) for rank, stretches in self._other_ranks().items()}
+        return {"trainer": own, **self._spans.cut(now), **others}
 
     def _write_samples(self) -> None:
         kept, self._kept = [self._kept[index] for index in sorted(self._kept)], {}

@@ -73,7 +73,14 @@ class PeriodSpans:
             yield from _way(group, trained.get(group["group"]))
 
     def micro_steps(self) -> list[Span]:
-        return [span for span in self.lanes.get("trainer", []) if span.kind == "training"]
+        """Of all ranks; one after the other."""
+        return [
+            span
+            for name, lane in self.lanes.items()
+            if name not in self.engines
+            for span in lane
+            if span.kind == "training"
+        ]
 
 
 def _way(group: Mapping[str, Any], micro: Span | None) -> Iterator[Span]:

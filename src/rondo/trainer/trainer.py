@@ -17,7 +17,7 @@ import torch
 
 from rondo.attention.layout import Layout, auto_layout, separate_layout, shared_prompt_layout
 from rondo.errors import NonFiniteGradientError
-from rondo.observe.lane import Lane
+from rondo.observe.lane import Lane, Stretch, on_our_clock
 from rondo.observe.metrics import Tally
 from rondo.trainer.accumulate import Accumulator, FloatSum, IntegerSum
 from rondo.trainer.fingerprint import fingerprint
@@ -78,6 +78,8 @@ class Trainer:
         # Sharded parameters are gathered in every pass: all ranks run the same number of them.
         self._lockstep = self._ranks.size > 1 and not settings.exact
         self._unreduced = False  # gradients of this rank alone are held somewhere
+        self._met = 0.0  # when all ranks last left the same exchange
+        self._others: dict[int, list[Stretch]] = {}
         self._begin_update()
 
     def begin_period(self) -> None:
@@ -214,10 +216,20 @@ class Trainer:
     def _gather_tally(self) -> None:
         """Rank 0 holds the tally of all."""
         if self._ranks.size > 1:
-            tallies = self._ranks.exchange(self.tally.dump())
+            mine = [] if self._ranks.rank == 0 else self._lane.cut().stretches
+            told = self._ranks.exchange({"tally": self.tally.dump(), "lane": mine, "met": self._met})
             self.tally = Tally()
-            for tally in tallies if self._ranks.rank == 0 else ():
-                self.tally.merge(tally)
+            for rank, other in enumerate(told if self._ranks.rank == 0 else ()):
+                self.tally.merge(other["tally"])
+                if rank and self._met:
+                    found = on_our_clock(other["lane"], theirs=other["met"], ours=self._met)
+                    self._others.setdefault(rank, []).extend(found)
+            self._met = time.monotonic()
+
+    def take_others(self) -> dict[int, list[Stretch]]:
+        """On rank 0: what the other ranks did up to the last step, on this rank's clock."""
+        others, self._others = self._others, {}
+        return others
 
     def divisor(self) -> int:
         """Of the gradient: what was counted so far, on this rank until the ranks have added up."""

@@ -6,8 +6,8 @@ R.account = {
   lanes(line) {
     return { trainer: line.trainer_seconds, ...Object.fromEntries(line.engine_seconds.map((seconds, number) => [`engine ${number}`, seconds])) };
   },
-  order(states) {
-    const known = [...R.data.states.trainer, ...R.data.states.engine];
+  order(states, lane) {
+    const { trainer, engine } = R.data.states, known = lane === "trainer" ? [...trainer, ...engine] : [...engine, ...trainer];
     return [...new Set(states)].sort((a, b) => known.indexOf(a) - known.indexOf(b));
   },
   draw(pick) {
@@ -30,14 +30,14 @@ R.account = {
   },
   bar(lane, seconds) {
     const whole = Object.values(seconds).reduce((sum, value) => sum + value, 0) || 1;
-    const pieces = this.order(Object.keys(seconds)).map((state) => {
+    const pieces = this.order(Object.keys(seconds), lane).map((state) => {
       const share = seconds[state] / whole;
       return R.el("i", {
         class: R.pale.has(state) ? "dim" : "", style: { width: 100 * share + "%", background: `var(--${R.colours[state] || "books"})` },
         title: `${state}: ${R.seconds(seconds[state])}, ${R.share(share)}`,
       }, this.label(state, share));
     });
-    const words = this.order(Object.keys(seconds)).map((state) => `${state} ${R.share(seconds[state] / whole)}`).join(", ");
+    const words = this.order(Object.keys(seconds), lane).map((state) => `${state} ${R.share(seconds[state] / whole)}`).join(", ");
     return R.el("div", { class: "lane" }, R.el("span", {}, lane), R.el("div", { class: "bar", role: "img", "aria-label": `${lane}: ${words}` }, ...pieces));
   },
   label(state, share) {
@@ -58,7 +58,7 @@ R.account = {
       svg.append(R.el("line", { svg: 1, x1: left, x2: width, y1: y(share * tallest), y2: y(share * tallest), stroke: R.ink("line") }));
       svg.append(R.el("text", { svg: 1, x: left - 5, y: y(share * tallest) + 4, "text-anchor": "end" }, R.number(share * tallest)));
     }
-    const states = this.order(seconds.flatMap((one) => Object.keys(one)));
+    const states = this.order(seconds.flatMap((one) => Object.keys(one)), this.lane);
     shown.forEach((line, number) => {
       let sum = 0;
       const x = left + number * slot, gap = slot > 4 ? Math.min(3, slot * 0.18) : 0;

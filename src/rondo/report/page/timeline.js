@@ -17,9 +17,9 @@ R.Timeline = class {
     this.caption.hidden = !captioned;
     const place = Object.fromEntries(R.data.columns.map((name, number) => [name, number]));
     this.groups = timeline.groups.map((row) => Object.fromEntries(Object.entries(place).map(([name, at]) => [name, row[at]])));
-    this.lanes = Object.entries(timeline.lanes).map(([name, rows]) => ({ name, stretches: rows.map((row) =>
-      ({ state: row[0], from: row[1], to: row[2], groups: row[3] || [], tokens: row[4] || 0 })) }));
-    this.micros = (this.lanes[0] ? this.lanes[0].stretches : []).filter((one) => one.state === "training");
+    this.lanes = Object.entries(timeline.lanes).map(([name, rows], lane) => ({ name, stretches: rows.map((row) =>
+      ({ state: row[0], from: row[1], to: row[2], groups: row[3] || [], tokens: row[4] || 0, lane })) }));
+    this.micros = this.lanes.flatMap((lane) => lane.stretches).filter((one) => one.state === "training");
     this.trainedIn = new Map();
     for (const micro of this.micros) for (const index of micro.groups) {
       if (!this.trainedIn.has(index)) this.trainedIn.set(index, []);
@@ -31,9 +31,8 @@ R.Timeline = class {
   }
 
   words() {
-    const trainer = this.lanes[0] ? this.lanes[0].name : "no trainer";
     return `Timeline of period ${this.timeline.period} of ${this.run.folder}: ${this.groups.length} groups on ` +
-      `${this.timeline.engines.length} engine(s), ${this.micros.length} micro-steps on ${trainer}. Use plus, minus, arrows, n and b.`;
+      `${this.timeline.engines.length} engine(s), ${this.micros.length} micro-steps on ${this.lanes.length} trainer rank(s). Use plus, minus, arrows, n and b.`;
   }
 
   // Groups of one engine in as few rows as they need.
@@ -63,7 +62,7 @@ R.Timeline = class {
       top += head + height + gap;
     }
     const trainers = this.lanes.map((_, number) => {
-      const height = number ? 18 : 38, at = { top: top + head, height };
+      const height = number ? 24 : 38, at = { top: top + head, height };
       top += head + height + (number ? 4 : 8);
       return at;
     });
@@ -158,7 +157,7 @@ R.Timeline = class {
     this.lanes.forEach((lane, number) => {
       const place = this.place.trainers[number];
       for (const one of lane.stretches) {
-        if (one.state === "bookkeeping") continue;
+        if (one.state === "bookkeeping" || one.state === "idle") continue;
         const waits = one.state.startsWith("waiting"), inset = waits ? place.height * 0.36 : 0;
         const dim = this.chosen && !this.touches(one) ? 0.25 : 1;
         this.bar(one.from, one.to, place.top + inset, place.height - 2 * inset, R.colour(one.state), dim);
@@ -174,12 +173,12 @@ R.Timeline = class {
   // From a chosen group to the micro-steps that trained it.
   drawLink() {
     if (!this.chosen || !this.chosen.group) return;
-    const group = this.chosen.group, from = this.place.engines[Math.max(0, group.engine)], to = this.place.trainers[0];
-    if (!from || !to) return;
+    const group = this.chosen.group, from = this.place.engines[Math.max(0, group.engine)];
+    if (!from) return;
     const pen = this.pen, y = from.top + (group.row + 0.5) * from.row;
     this.bar(group.arrived, group.scored, y - Math.max(1.5, from.row * 0.25), Math.max(3, from.row * 0.5), R.ink("rewards"));
     for (const micro of this.trainedIn.get(group.group) || []) {
-      const a = this.x(group.scored), b = this.x(micro.from) + 2;
+      const a = this.x(group.scored), b = this.x(micro.from) + 2, to = this.place.trainers[micro.lane];
       pen.strokeStyle = R.ink("ink");
       pen.lineWidth = 1.4;
       pen.beginPath(); pen.moveTo(a, y); pen.bezierCurveTo(a + 12, (y + to.top) / 2, b - 12, (y + to.top) / 2, b, to.top); pen.stroke();
