@@ -123,9 +123,9 @@ class VllmServer:
             self._tail.append(line.decode(errors="replace").rstrip())
 
     def _last_words(self) -> str:
-        """The last line that names an error; what follows a process's death is noise."""
+        """The first line that names an error and is no warning; what follows a process's death is noise."""
         self._reader.join(timeout=2.0)
-        named = [line for line in self._tail if "Error: " in line]
+        named = [line for line in self._tail if "Error: " in line and "WARNING" not in line]
         return f": {named[0].partition('Error: ')[2][:300]}" if named else ""
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
