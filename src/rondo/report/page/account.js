@@ -51,7 +51,7 @@ R.account = {
     const step = Math.max(1, Math.ceil(lines.length / Math.floor((width - left) / 6)));
     const shown = lines.filter((_, number) => number % step === 0);
     const seconds = shown.map((line) => this.lanes(line)[this.lane] || {});
-    const tallest = Math.max(...shown.map((line) => line.seconds)), slot = (width - left) / shown.length;
+    const tallest = Math.max(...shown.map((line) => line.seconds)), slot = Math.min(64, (width - left) / shown.length);
     const y = (value) => height - bottom - value / tallest * (height - bottom - top);
     const svg = R.el("svg", { svg: 1, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "group", "aria-label": `Seconds per period of ${this.lane}` });
     for (const share of [0, 0.5, 1]) {

@@ -113,9 +113,13 @@ R.page = {
     } else children.push(R.el("p", {}, "This run keeps no ledger."));
     if (!verified) children.push(R.el("p", {}, "Not verified yet: ", R.el("code", {}, `rondo verify ${R.data.runs[0].path}`), " trains the recorded groups again through the synchronous schedule and compares every tensor."));
     else {
-      children.push(R.el("p", {}, R.el("span", { class: verified.verdict === "holds" ? "yes" : "no" }, verified.verdict === "holds" ? "The proof holds." : "The proof fails."), " Recorded groups were trained again; what each way promises, and what was found:"));
-      const rows = (verified.lines || []).map((line) => R.el("tr", {}, ...[line.name, line.what, line.promise, line.comparisons, line.differing === undefined || line.differing === null ? "–" : line.differing.toLocaleString("en"), R.number(line.relative), R.number(line.of_bound)].map((cell) => R.el("td", {}, String(cell))), R.el("td", { class: line.holds ? "yes" : "no" }, line.holds ? "holds" : "fails")));
-      children.push(R.el("div", { class: "scroll", tabindex: "0" }, R.el("table", {}, R.el("thead", {}, R.el("tr", {}, ...["way", "of", "promise", "comparisons", "numbers that differ", "relative", "of bound", ""].map((name) => R.el("th", {}, name)))), R.el("tbody", {}, ...rows))));
+      children.push(R.el("p", {}, R.el("span", { class: verified.verdict === "holds" ? "yes" : "no" }, verified.verdict === "holds" ? "The proof holds." : "The proof fails."), " The recorded groups were trained again, in other ways; what each way promises, and what was found:"));
+      const promises = { bits: "same bits", bound: "rounding", none: "nothing" };
+      const rows = (verified.lines || []).map((line) => R.el("tr", {},
+        R.el("td", { class: line.holds ? "yes" : "no" }, line.holds ? "holds" : "broken"),
+        ...[`${line.what}, ${line.name}`, promises[line.promise] || line.promise, line.elements ? R.share(line.differing / line.elements) : "", line.elements ? R.number(line.relative) : "", line.of_bound === null || line.of_bound === undefined ? "" : R.number(line.of_bound)].map((cell) => R.el("td", {}, cell))));
+      const heads = ["", "against the synchronous", "promised", "numbers that differ", "relative", "of bound"];
+      children.push(R.el("div", { class: "scroll", tabindex: "0" }, R.el("table", {}, R.el("thead", {}, R.el("tr", {}, ...heads.map((name) => R.el("th", {}, name)))), R.el("tbody", {}, ...rows))));
     }
     R.fill(R.by("proof"), ...children);
   },

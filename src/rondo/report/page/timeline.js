@@ -90,6 +90,7 @@ R.Timeline = class {
     this.drawBands();
     this.drawGroups();
     this.drawTrainers();
+    this.drawBuckets();
     this.drawLink();
     pen.restore();
     this.drawNames();
@@ -163,6 +164,13 @@ R.Timeline = class {
         this.bar(one.from, one.to, place.top + inset, place.height - 2 * inset, R.colour(one.state), dim);
       }
     });
+  }
+
+  // Buckets of weights on their way: they overlap each other, and lie inside the publication.
+  drawBuckets() {
+    const place = this.place.trainers[0];
+    if (!place) return;
+    this.timeline.buckets.forEach(([from, to], number) => this.bar(from, to, place.top + place.height - 12 + 5 * (number % 2), 4, R.ink("paper"), 0.8));
   }
 
   touches(stretch) {
