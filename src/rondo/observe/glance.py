@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from rondo.observe.lane import Lane
-from rondo.observe.recorder import Recorder
-from rondo.observe.spans import SpanBook
+if TYPE_CHECKING:
+    from rondo.observe.lane import Lane
+    from rondo.observe.recorder import Recorder
+    from rondo.observe.spans import SpanBook
 
 
 @dataclass(frozen=True, kw_only=True)

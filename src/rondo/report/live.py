@@ -6,6 +6,7 @@ On loopback unless told otherwise: whoever reaches it can read the run's samples
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import sys
@@ -60,7 +61,8 @@ class Live:
 
 def serve(run: Path, *, against: Path | None, host: str, port: int) -> None:
     gather(run, against=against, live=True)  # what is wrong with the folder is said before anything listens
-    asyncio.run(_serve(Live(run, against), host, port))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(Live(run, against), host, port))
 
 
 async def _serve(live: Live, host: str, port: int) -> None:
