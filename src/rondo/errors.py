@@ -8,6 +8,7 @@ RondoError
 │   ├── RewardError           a reward function that is missing, raised, hung or answered nonsense
 │   └── AddressError          a port that is taken, a server that cannot be reached
 ├── EngineError               an engine that failed or answered nonsense
+│   ├── UnreachableError      one that could not be reached, or whose answer did not arrive whole
 │   └── StaleRolloutError     a response of another version than the period's
 ├── PublicationError          an engine did not confirm the weights it was given
 ├── NonFiniteGradientError    a gradient with NaN or infinity, refused before the step
@@ -51,6 +52,10 @@ class AddressError(UserError):
 
 
 class EngineError(RondoError):
+    pass
+
+
+class UnreachableError(EngineError):
     pass
 
 

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,3 +102,13 @@ def survivors(folder: Path) -> list[str]:
 
 def assert_nobody_left(folder: Path) -> None:
     wait_for(lambda: not survivors(folder), seconds=15)
+
+
+def status_of(url: str, path: str, token: str = "") -> int:
+    """What an endpoint answers to a plain look."""
+    request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code

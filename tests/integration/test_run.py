@@ -118,7 +118,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, algorit
 @pytest.mark.heavy
 @pytest.mark.parametrize("victim", ["launcher", "engine-0", "trainer-0"])
 def test_whoever_is_killed_nobody_is_left_behind(tmp_path, victim):
-    process = started(tmp_path, "schedule.periods=1000")
+    process = started(tmp_path, "schedule.periods=1000", "engines.max_restarts=0")
     processes = tmp_path / "run" / "processes.json"
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text())

@@ -11,7 +11,7 @@ from statistics import mean
 import pytest
 
 from rondo.engines.process import descendants
-from tests.integration.harness import assert_nobody_left, rondo, started, survivors, wait_for
+from tests.integration.harness import assert_nobody_left, rondo, started, status_of, survivors, wait_for
 from tests.vllm import named, require_vllm
 
 pytestmark = pytest.mark.heavy
@@ -50,16 +50,28 @@ def test_a_run_with_vllm_learns(tmp_path):
     assert "Starting vLLM server" in (run.folder / "logs" / "engine-0.log").read_text()
 
 
-def test_a_vllm_killed_in_the_middle_of_a_run_stops_it_by_name(tmp_path):
+def test_a_vllm_killed_in_the_middle_of_a_run_is_started_again_and_the_run_goes_on(tmp_path):
     run = started(tmp_path, *VLLM, "schedule.periods=100000")
     metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, seconds=180)
-    os.kill(named(descendants(engine_pid(tmp_path / "run")), "VLLM::EngineCore"), signal.SIGKILL)
-    _, err = run.communicate(timeout=60)
-    assert run.returncode == 1
-    sentence = err.strip().splitlines()[-1]
-    assert sentence.startswith("error: engine")
-    assert "Traceback" not in err
+
+    def periods() -> int:
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    wait_for(lambda: periods() > 2, seconds=180)
+    first = engine_pid(tmp_path / "run")
+    os.kill(named(descendants(first), "VLLM::EngineCore"), signal.SIGKILL)
+    wait_for(lambda: engine_pid(tmp_path / "run") != first, seconds=60)
+    reached = periods()
+    wait_for(lambda: periods() > reached + 2, seconds=180)
+    engine = json.loads((tmp_path / "run" / "engines" / "engine-0.json").read_text())["url"]
+    paths = ("/health", "/version", "/collective_rpc", "/rondo/generate", "/v1/completions")
+    assert [status_of(engine, path) for path in paths] == [200, 401, 401, 401, 401]
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 130, err
+    assert "it is started again in 1 s (1 of 5)" in out
+    assert "no engine is left: the period waits until one is back" in out
+    assert "is back, with version" in out
     assert_nobody_left(tmp_path)
 
 

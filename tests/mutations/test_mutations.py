@@ -95,7 +95,7 @@ MUTATIONS = {
     ),
     "prefix caches outlive a publication": Mutation(
         file="weights/publisher.py",
-        old="        self._all(receivers, lambda receiver: receiver.reset_prefix_cache())\n",
+        old="        await round_.all(lambda receiver, _: receiver.reset_prefix_cache())\n",
         new="",
         guards=(
             "tests/unit/test_publisher.py::test_no_engine_passes_a_stage_before_all_have_reached_it",

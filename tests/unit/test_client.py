@@ -14,12 +14,12 @@ import pytest
 from aiohttp import web
 
 from rondo.engines.client import HttpEngine
-from rondo.engines.pool import EnginePool
+from rondo.engines.pool import EnginePool, Seat
 from rondo.engines.protocol import EngineState
 from rondo.engines.vllm_control import parse_version
-from rondo.errors import AddressError, EngineError, StaleRolloutError
-from rondo.launch.find_engines import check_shape
-from rondo.types import Sampling
+from rondo.errors import AddressError, EngineError
+from rondo.launch.fleet import check_shape
+from rondo.types import Confirmation, Sampling
 
 T = TypeVar("T")
 SAMPLING = Sampling(temperature=1.0, max_tokens=4, stop_token_ids=(1,))
@@ -152,7 +152,9 @@ def test_an_address_where_nothing_listens_is_named():
         async with aiohttp.ClientSession() as session:
             await HttpEngine("http://127.0.0.1:9", session, seconds=5).state()
 
-    with pytest.raises(EngineError, match=re.escape("http://127.0.0.1:9 failed at /rondo/state: Cannot connect")):
+    with pytest.raises(
+        EngineError, match=re.escape("http://127.0.0.1:9 failed at /rondo/state: cannot connect (Connection refused)")
+    ):
         asyncio.run(main())
 
 
@@ -237,19 +239,30 @@ def test_answers_of_a_vllm_that_was_restarted_meanwhile_are_void():
         drive(server.application(), scenario)
 
 
-def test_a_vllm_that_came_back_with_its_first_weights_stops_the_run():
+def test_a_vllm_that_came_back_with_its_first_weights_leaves_the_pool_and_its_request_waits_for_another():
     server = FakeVllm()
-    warnings: list[str] = []
+    lost: list[str] = []
 
     async def scenario(engine: HttpEngine) -> None:
-        pool = EnginePool(max_retries=1, on_retry=lambda error: warnings.append(str(error)))
-        await pool.add(engine)
-        server.workers[0] |= {"boot": "another", "version": -1}
-        await pool.generate([5], n=1, seed=0, sampling=SAMPLING, version=3)
+        left = asyncio.Event()
 
-    with pytest.raises(StaleRolloutError, match="weights of version -1 in period 3: it missed a publication"):
-        drive(server.application(), scenario)
-    assert "void" in warnings[0]
+        def on_lost(seat: Seat) -> None:
+            lost.append(seat.reason)
+            left.set()
+
+        pool = EnginePool(max_retries=0, on_retry=lambda error: None, on_lost=on_lost)
+        seat = await pool.add(engine)
+        server.workers[0] |= {"boot": "another", "version": -1}
+        asked = asyncio.ensure_future(pool.generate([5], n=1, seed=0, sampling=SAMPLING, version=3))
+        await left.wait()
+        assert not asked.done()
+        server.workers[0]["version"] = 3  # fed again
+        pool.readmit(seat, engine, await engine.state())
+        pool.confirm(seat, Confirmation(engine=engine.url, boot="another", version=3, checksum=""))
+        assert (await asked).boot == "another"
+
+    drive(server.application(), scenario)
+    assert "was restarted while it answered: its responses are void" in lost[0]
 
 
 def test_an_answer_during_which_the_version_changed_says_so():

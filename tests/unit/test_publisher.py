@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,6 +21,7 @@ from rondo.weights.checksum import Checksum, checksum
 from rondo.weights.probe import Probe
 from rondo.weights.publisher import Publisher
 from rondo.weights.receive import Receiver
+from rondo.weights.shelf import Shelf
 from rondo.weights.store import Store
 from rondo.weights.stored import StoredTransport
 
@@ -32,6 +34,7 @@ class FakeReceiver:
         self.url = name
         self.log = log
         self.failures = list(failures)  # what goes wrong, once each
+        self.dead = self.stuck = False
         self.held: dict[str, torch.Tensor] = {}
         self._receiver = Receiver()
         self._announced = ""
@@ -39,9 +42,15 @@ class FakeReceiver:
     async def _note(self, what: str) -> None:
         await asyncio.sleep(0.001 if self.url == "slow" else 0)
         self.log.append(f"{what} {self.url}")
+        if self.stuck:
+            await asyncio.sleep(60)
         if self.failures and self.failures[0] == what:
             self.failures.pop(0)
             raise EngineError(f"engine {self.url} failed at {what}")
+
+    async def health(self) -> None:
+        if self.dead:
+            raise EngineError(f"engine {self.url} refused the connection")
 
     async def pause(self) -> None:
         await self._note("pause")
@@ -75,6 +84,13 @@ class FakeReceiver:
         await self._note("resume")
 
 
+async def _here(url: str) -> None:
+    """Every engine is on this host."""
+
+
+async def _nothing() -> None: ...
+
+
 class Desk:
     """A publisher over files in `folder`, with its loop, and all that it said."""
 
@@ -84,8 +100,13 @@ class Desk:
         self.probed: list[int] = []
         self.weights = list(WEIGHTS)
         self.passes = 0
+        self.held: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.probed_one: list[str] = []
+        store = Store(folder, torch.float32)
         self.publisher = Publisher(
-            transport=StoredTransport(name="files", store=Store(folder, torch.float32), delta=delta),
+            transport=StoredTransport(name="files", store=store, delta=delta),
+            shelf=Shelf(store, written=True, keep=delta, elsewhere=_here, on_close=_nothing),
             weights=self._iterate,
             dtype=torch.float32,
             bucket_bytes=BUCKET,
@@ -94,7 +115,13 @@ class Desk:
             probe=lambda version, engines: self.probed.append(version),
             on_repeat=self.repeats.append,
             lane=Lane(),
+            on_held=lambda receiver, confirmation: self.held.append(receiver.url),
+            on_failed=lambda receiver, reason: self.failed.__setitem__(receiver.url, reason),
+            probe_one=self._probe_one,
         )
+
+    async def _probe_one(self, receiver: FakeReceiver) -> None:
+        self.probed_one.append(receiver.url)
 
     def _iterate(self) -> Iterator[Named]:
         yield from self.weights
@@ -147,13 +174,77 @@ def test_what_goes_wrong_once_is_said_and_repeated(desk, failure):
     assert not [line for line in log[:first] if line.startswith("resume")]
 
 
-def test_what_goes_wrong_twice_is_an_error_and_nobody_resumes(desk):
+def test_what_every_living_engine_refuses_twice_is_an_error_and_nobody_resumes(desk):
     log: list[str] = []
-    made = desk(FakeReceiver("fast", log), FakeReceiver("liar", log, failures=["checksum", "checksum"]))
+    made = desk(FakeReceiver("liar", log, failures=["checksum", "checksum"]))
     with pytest.raises(PublicationError, match="engine liar holds version 1 with checksum 0"):
         made.publisher.publish(version=1)
     assert not [line for line in log if line.startswith("resume")]
     assert not made.probed
+
+
+def test_an_engine_that_fails_twice_leaves_and_the_others_go_on(desk):
+    log: list[str] = []
+    made = desk(FakeReceiver("fast", log), FakeReceiver("liar", log, failures=["checksum", "checksum"]))
+    made.publisher.publish(version=1)
+    assert made.held == ["fast"]
+    assert "holds version 1 with checksum 0" in made.failed["liar"]
+    assert "resume liar" not in log
+    assert made.publisher.confirmed.engines == 1
+
+
+@pytest.mark.parametrize("stage", ["pause", "start", "update", "finish", "reset", "resume"])
+def test_the_publication_goes_on_without_an_engine_that_dies_in_it(desk, stage):
+    log: list[str] = []
+    dead = FakeReceiver("dead", log, failures=[stage])
+    dead.dead = True
+    made = desk(FakeReceiver("fast", log), dead)
+    made.publisher.publish(version=1)
+    assert (made.held, list(made.failed), made.repeats) == (["fast"], ["dead"], [])
+    made.publisher.publish(version=2)  # and the next one is whole again
+    assert made.held[-1] in ("fast", "dead")
+
+
+def test_a_publication_that_finds_nobody_alive_is_kept_for_whoever_comes(desk):
+    dead = FakeReceiver("dead", [], failures=["pause"])
+    dead.dead = True
+    made = desk(dead)
+    made.publisher.publish(version=1)
+    assert made.publisher.confirmed.engines == 0
+    newcomer = FakeReceiver("new", [])
+    confirmation = made.background.call(made.publisher.feed(newcomer))
+    assert confirmation.version == 1
+    assert checksum(newcomer.held.items()) == checksum(WEIGHTS)
+    assert made.probed_one == ["new"]
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_newcomer_is_fed_what_was_published_not_what_the_trainer_holds_now(desk, delta):
+    made = desk(FakeReceiver("old", []), delta=delta)
+    made.publisher.publish(version=1)
+    made.weights = [(name, tensor + 1) for name, tensor in WEIGHTS]
+    made.publisher.publish(version=2)
+    published, made.weights = made.weights, [(name, tensor * 0) for name, tensor in WEIGHTS]
+    newcomer = FakeReceiver("new", [])
+    assert made.background.call(made.publisher.feed(newcomer)).version == 2
+    assert checksum(newcomer.held.items()) == checksum(published)
+
+
+def test_a_publication_ends_a_feed_and_takes_the_newcomer_along(desk):
+    receivers = [FakeReceiver("old", [])]
+    made = desk(*receivers)
+    made.publisher._receivers = lambda: receivers
+    made.publisher.publish(version=1)
+    newcomer = FakeReceiver("new", [])
+    newcomer.stuck = True
+    fed = made.background.submit(made.publisher.feed(newcomer))
+    while not newcomer.log:
+        time.sleep(0.001)
+    newcomer.stuck = False
+    receivers.append(newcomer)
+    made.publisher.publish(version=2)
+    assert fed.result() is None
+    assert (newcomer.version, made.held[-2:]) == (2, ["old", "new"])
 
 
 def test_other_ranks_are_never_left_in_the_middle_of_the_weights(desk):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import signal
 import subprocess
@@ -39,20 +40,22 @@ def test_the_command_fixes_what_the_distribution_depends_on():
     assert pair(line, "--generation-config") == "vllm"
     assert pair(line, "--logprobs-mode") == "processed_logprobs"
     assert pair(line, "--worker-extension-cls") == "rondo.engines.vllm_worker.RondoWorker"
+    guards = [word for flag, word in itertools.pairwise(line) if flag == "--middleware"]
+    assert guards == ["rondo.engines.vllm_tokens.TokenCompletions", "rondo.engines.bearer.RequireToken"]
     assert pair(line, "--host") == "127.0.0.1"
     assert "--enable-prefix-caching" in line
     assert "--max-model-len" not in line
     assert "--gpu-memory-utilization" not in line
 
 
-def test_what_the_user_chose_is_passed_on_and_further_words_come_last():
+def test_what_the_user_chose_is_passed_on_and_the_guard_stands_before_all_else():
     chosen = {"slots": 7, "max_model_len": 99, "tensor_parallel": 2, "memory_share": 0.4, "dtype": "bfloat16"}
     line = command(VllmSettings(model="m", python="p", port=1, arguments=("--seed", "3"), **chosen))
     assert pair(line, "--max-num-seqs") == "7"
     assert pair(line, "--max-model-len") == "99"
     assert pair(line, "--tensor-parallel-size") == "2"
     assert pair(line, "--gpu-memory-utilization") == "0.4"
-    assert line[-2:] == ["--seed", "3"]
+    assert line[-4:] == ["--seed", "3", "--middleware", "rondo.engines.bearer.RequireToken"]  # vLLM asks the last first
 
 
 def test_the_environment_lets_workers_import_rondo_and_nothing_beside_it(tmp_path):

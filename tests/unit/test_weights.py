@@ -168,20 +168,25 @@ def test_over_http_an_engine_gets_the_very_bits(tmp_path, background, delta):
     transport.close()
 
 
-def test_the_weight_server_gives_nothing_to_who_does_not_know_the_word(tmp_path, background):
+def test_the_weight_server_gives_nothing_to_who_does_not_show_the_token(tmp_path, background):
     folder = tmp_path / "weights"
     folder.mkdir()
     (folder / "x.safetensors").write_bytes(save({"a": torch.ones(1)}))
     (tmp_path / "secret").write_text("no")
     server = WeightServer(folder, host="127.0.0.1")
     background.call(server.start())
-    good = server.url(folder / "x.safetensors")["url"]
-    base = good.rsplit("/", 2)[0]
-    assert list(dict(Receiver().receive({"transport": "http", "url": good, "tensors": ["a"]}))) == ["a"]
-    word = good.split("/")[-2]
-    for url in (f"{base}/guess/x.safetensors", f"{base}/{word}/..%2Fsecret", f"{base}/{word}/y.safetensors"):
-        with pytest.raises(UnreadableWeightsError, match="404"):
-            dict(Receiver().receive({"transport": "http", "url": url, "tensors": ["a"]}))
+    told = {"transport": "http", "tensors": ["a"], **server.url(folder / "x.safetensors")}
+    assert told["token"] not in told["url"]  # an address ends up in logs
+    assert list(dict(Receiver().receive(told))) == ["a"]
+    base = told["url"].rsplit("/", 1)[0]
+    for change, status in (
+        ({"token": ""}, "401"),
+        ({"token": told["token"][:-1]}, "401"),
+        ({"url": f"{base}/..%2Fsecret"}, "404"),
+        ({"url": f"{base}/y.safetensors"}, "404"),
+    ):
+        with pytest.raises(UnreadableWeightsError, match=status):
+            dict(Receiver().receive(told | change))
     background.call(server.close())
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-ORDER = ["demo", "init", "doctor", "train", "serve", "join", "engines", "report", "plan", "verify", "replay"]
+ORDER = ["demo", "init", "doctor", "train", "serve", "join", "leave", "engines", "report", "plan", "verify", "replay"]
 
 
 class InOrder(TyperGroup):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,10 @@ def serve(
     threads: Annotated[int, typer.Option(help="CPU threads; 0: all.")] = 0,
     device: Annotated[str, typer.Option(help="Embedded: auto, cpu, or an accelerator's name.")] = "auto",
     announce: Annotated[Path | None, typer.Option(help="File to write the address to when ready.")] = None,
+    join: Annotated[str, typer.Option(metavar="RUN", help="Join a run, by its folder or control address.")] = "",
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that callers must show; default: RONDO_TOKEN.")
+    ] = None,
     python: Annotated[str, typer.Option(help="vLLM: an interpreter that has it; empty: look for one.")] = "",
     tensor_parallel: Annotated[int, typer.Option(help="vLLM: devices per engine.")] = 1,
     memory_share: Annotated[float, typer.Option(help="vLLM: of the device's memory; 0: its default.")] = 0.0,
@@ -34,8 +39,12 @@ def serve(
     print_: Annotated[bool, typer.Option("--print", help="vLLM: show the command instead of running it.")] = False,
 ) -> None:
     """Serve a model over HTTP, with the embedded engine or with vLLM."""
+    from rondo.engines.bearer import TOKEN, read_token
+    from rondo.engines.guest import Guest
     from rondo.launch import lifeline
 
+    guest = Guest(join, token_file=token_file) if join else None
+    token = guest.token if guest else read_token(token_file)
     if backend == "vllm":
         from rondo.engines.vllm import VllmSettings, command, environment, find_python, packages_folder, printable
         from rondo.engines.vllm_server import free_port, serve_vllm
@@ -59,7 +68,9 @@ def serve(
         if print_:
             typer.echo(printable(command(settings), environment(settings, packages_folder(), {})))
             return
-        serve_vllm(settings, announce_to=announce, hold=lifeline.hold)
+        if token:
+            os.environ[TOKEN] = token  # vLLM's processes get it in this way, and not where others could read it
+        serve_vllm(settings, announce_to=announce, hold=lifeline.hold, guest=guest)
         return
     if backend != "embedded" or print_:
         raise ConfigError(f"--backend {backend}: use embedded or vllm, and --print with vllm only")
@@ -77,4 +88,6 @@ def serve(
         threads=threads,
         device=device,
         announce=announce,
+        token=token,
+        guest=guest,
     )

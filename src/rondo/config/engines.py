@@ -27,6 +27,27 @@ class EnginesConfig(Section):
         default=3, ge=0, description="How often a failed request is sent again before the run stops."
     )
     request_seconds: float = Field(default=600.0, gt=0, description="A request that takes longer counts as failed.")
+    health_seconds: float = Field(
+        default=10.0, gt=0, description="An engine that gives no sign of life within this time, twice, is lost."
+    )
+    health_every: float = Field(default=2.0, gt=0, description="Seconds between two looks at an engine.")
+    max_restarts: int = Field(
+        default=5, ge=0, description="How often a started engine is started again, with growing pauses, in ten minutes."
+    )
+    join_host: str = Field(
+        default="127.0.0.1", description="Where engines may join and leave the run; other machines need its token too."
+    )
+    join_port: int = Field(default=0, ge=0, le=65535, description="Its port; 0: any free one, see control.json.")
+    autoscale_command: str = Field(
+        default="",
+        description="Called with +1 when the trainer waits too much, with -1 when engines idle; empty: never.",
+    )
+    autoscale_wait: float = Field(
+        default=0.3, gt=0, lt=1, description="Share of the trainer's time that it may wait for groups."
+    )
+    autoscale_idle: float = Field(default=0.5, gt=0, lt=1, description="Share of the engines' time that they may idle.")
+    autoscale_periods: Positive = Field(default=3, description="How many periods decide.")
+    autoscale_seconds: float = Field(default=60.0, ge=0, description="Shortest time between two calls.")
     start_seconds: float = Field(default=300.0, gt=0, description="An engine that is not ready by then is an error.")
     threads: int = Field(default=0, ge=0, description="CPU threads each; 0: an equal share of the cores.")
     cpus: tuple[tuple[int, ...], ...] = Field(default=(), description="Pin engine i to cpus[i]; empty: do not pin.")

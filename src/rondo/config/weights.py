@@ -20,6 +20,11 @@ class WeightsConfig(Section):
         default="", description="For files; empty: shared memory (/dev/shm), or the run's folder without it."
     )
     host: str = Field(default="127.0.0.1", description="For http and nccl: this machine's address, as engines see it.")
+    keep: bool = Field(
+        default=True,
+        description="For ipc and nccl: write each publication to host memory too, for engines that join or come back "
+        "within a period (files and http have it anyway). Without it they wait for the next publication.",
+    )
     delta: bool = Field(
         default=False, description="For files and http: send only the numbers that changed, losslessly."
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from rondo.engines.http import Caller, RefusedError
+from rondo.engines.http import Caller, NonsenseError, RefusedError, RestartedError
 from rondo.engines.protocol import EngineState
 from rondo.engines.vllm_control import BROKEN_VERSION, VllmControl
 from rondo.engines.vllm_tokens import FIELDS, PATH
@@ -25,13 +25,16 @@ from rondo.types import Answer, Confirmation, Moments, Response, Sampling
 
 
 class HttpEngine:
-    def __init__(self, url: str, session: aiohttp.ClientSession, *, seconds: float) -> None:
-        self._caller = Caller(url, session, seconds=seconds)
+    def __init__(self, url: str, session: aiohttp.ClientSession, *, seconds: float, token: str = "") -> None:
+        self._caller = Caller(url, session, seconds=seconds, token=token)
         self.url = self._caller.url
         self._vllm: VllmControl | None = None
         self._known = False  # which of the two it is
         self._updating = asyncio.Lock()
         self._clock = Offset()
+
+    async def health(self) -> None:
+        await self._caller.get("/health")
 
     async def state(self) -> EngineState:
         if not self._known:
@@ -61,8 +64,8 @@ class HttpEngine:
         answer = await (self._completion(body) if self._vllm is None else self._vouched(self._vllm, body))
         try:
             return self._answer(answer, n=n, sampling=sampling, sent=sent)
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise EngineError(f"engine {self.url} answered nonsense: {error!r}") from error
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError) as error:
+            raise NonsenseError(f"engine {self.url} answered nonsense: {error!r}", answer=answer) from error
 
     async def prompt_logps(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs (temperature 1) of each token but the first, given those before it. Waits while paused."""
@@ -73,8 +76,8 @@ class HttpEngine:
         try:
             given = answer["choices"][0]["prompt_logprobs"][1:]
             logps = [float(place[str(token)]["logprob"]) for token, place in zip(token_ids[1:], given, strict=True)]
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise EngineError(f"engine {self.url} answered nonsense: {error!r}") from error
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError) as error:
+            raise NonsenseError(f"engine {self.url} answered nonsense: {error!r}", answer=answer) from error
         return logps
 
     async def pause(self) -> None:
@@ -100,7 +103,11 @@ class HttpEngine:
         if self._vllm is not None:
             return await self._vllm.finish_update()
         body = await self._caller.post("/finish_weight_update", {})
-        return Confirmation(engine=self.url, boot=body["boot"], version=int(body["version"]), checksum=body["checksum"])
+        try:
+            boot, version, checksum = str(body["boot"]), int(body["version"]), str(body["checksum"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise NonsenseError(f"engine {self.url} confirmed nonsense: {error!r}", answer=body) from error
+        return Confirmation(engine=self.url, boot=boot, version=version, checksum=checksum)
 
     async def reset_prefix_cache(self) -> None:
         if (await self._caller.post("/reset_prefix_cache")).get("success") is False:
@@ -121,7 +128,12 @@ class HttpEngine:
         try:
             state = self._state_of(await self._caller.get("/rondo/state"))
         except RefusedError as error:
-            if error.status not in (401, 404, 405):
+            if error.status == 401:
+                raise EngineError(
+                    f"engine {self.url} demands another token than this run's: start both with the same RONDO_TOKEN, "
+                    "or let it join with `rondo join --engine-token-file`"
+                ) from None
+            if error.status not in (404, 405):
                 raise
             control = VllmControl(self._caller)
             state = await control.join(await self._vllm_version())
@@ -155,7 +167,7 @@ class HttpEngine:
         answer = await self._caller.post(PATH, {name: body[name] for name in ("prompt", *FIELDS) if name in body})
         after = await vllm.settled()
         if after.boot != before.boot:
-            raise EngineError(f"engine {self.url} was restarted while it answered: its responses are void")
+            raise RestartedError(f"engine {self.url} was restarted while it answered: its responses are void")
         return answer | {"rondo": {"boot": after.boot, "version": [before.version, after.version]}}
 
     def _answer(self, body: dict[str, Any], *, n: int, sampling: Sampling, sent: float) -> Answer:

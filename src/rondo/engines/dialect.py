@@ -18,7 +18,7 @@ from rondo.engines.embedded import Request, Result, Sample
 from rondo.errors import EngineError
 from rondo.types import Sampling
 
-_KINDS = {400: "BadRequestError", 409: "ConflictError", 503: "ServiceUnavailableError"}
+_KINDS = {400: "BadRequestError", 401: "UnauthorizedError", 409: "ConflictError", 503: "ServiceUnavailableError"}
 
 _MAX_SAMPLES = 4096
 _MIN_TEMPERATURE = 1e-6  # below, logits / temperature overflows

@@ -26,6 +26,9 @@ class EngineState:
 class Engine(Protocol):
     url: str
 
+    async def health(self) -> None:
+        """Returns when the engine gives a sign of life; cheap, and answered whatever else goes on."""
+
     async def state(self) -> EngineState: ...
 
     async def generate(self, prompt: Sequence[int], *, n: int, seed: int, sampling: Sampling) -> Answer: ...

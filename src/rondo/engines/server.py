@@ -24,9 +24,11 @@ from typing import Any
 
 import torch
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from rondo.engines.bearer import NEEDED, OPEN_PATH, allowed, check_host
 from rondo.engines.dialect import (
     Call,
     Refusal,
@@ -39,6 +41,7 @@ from rondo.engines.dialect import (
     parse_object,
 )
 from rondo.engines.embedded import EmbeddedEngine
+from rondo.engines.guest import Guest
 from rondo.engines.process import announce as tell
 from rondo.engines.process import printable_host
 from rondo.engines.protocol import SHAPE
@@ -46,6 +49,8 @@ from rondo.engines.servable import load_model
 from rondo.engines.worker import EngineWorker
 from rondo.errors import AddressError, ConfigError, DiedError, EngineError, PublicationError, RondoError
 from rondo.weights.safe import UnreadableWeightsError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _LARGEST_BODY = 64 << 20
 _LAST_WORDS_SECONDS = 1.0  # how long a server whose engine died still says so
@@ -59,8 +64,10 @@ class Endpoints:
         self._served = served
         self._prefix_resets = 0
 
-    def application(self) -> web.Application:
-        application = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_errors_as_sentences])
+    def application(self, token: str = "") -> web.Application:
+        application = web.Application(
+            client_max_size=_LARGEST_BODY, middlewares=[_errors_as_sentences, require_token(token)]
+        )
         application.add_routes(
             [
                 web.get("/health", self.health),
@@ -169,10 +176,21 @@ class Endpoints:
         return web.json_response({"boot": self._served.boot, "version": version, "checksum": checksum})
 
 
+def require_token(token: str) -> Middleware:
+    """Nothing but a sign of life is answered to who does not show the token."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        shown = request.headers.getall("Authorization", [])
+        if request.path != OPEN_PATH and not allowed(shown[0] if len(shown) == 1 else None, token):
+            raise Refusal(NEEDED, status=401)
+        return await handler(request)
+
+    return check
+
+
 @web.middleware
-async def _errors_as_sentences(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except RondoError as error:
@@ -204,8 +222,11 @@ def serve(
     threads: int = 0,
     device: str = "auto",
     announce: Path | None = None,
+    token: str = "",
+    guest: Guest | None = None,
 ) -> None:
-    """Serve a model until told to stop. `announce` is written once calls are answered."""
+    """Serve a model until told to stop. `announce` is written once calls are answered; a guest joins a run then."""
+    check_host(host, token)
     if slots < 1:
         raise ConfigError(f"slots = {slots} must be 1 or more")
     # The port comes first: one that is taken should not cost the loading of a model.
@@ -224,12 +245,21 @@ def serve(
                 tell(announce, url=url, boot=served.boot)
             sys.stdout.write(f"serving {model} at {url} ({slots} slots)\n")
             sys.stdout.flush()
+            if guest is not None:
+                guest.arrive(host, listener.getsockname()[1])
 
-        asyncio.run(serve_engine(engine, served, listener, ready))
+        leave = guest.leave if guest is not None else lambda: None
+        asyncio.run(serve_engine(engine, served, listener, ready, token=token, leave=leave))
 
 
 async def serve_engine(
-    engine: EmbeddedEngine, served: Served, listener: socket.socket, ready: Callable[[], None]
+    engine: EmbeddedEngine,
+    served: Served,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    *,
+    token: str = "",
+    leave: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer calls on `listener` until a signal comes; a death of the engine's thread is raised."""
     loop = asyncio.get_running_loop()
@@ -238,7 +268,7 @@ async def serve_engine(
         loop.add_signal_handler(number, told.set)
     worker = EngineWorker(engine, loop)
     runner = web.AppRunner(
-        Endpoints(worker, served).application(),
+        Endpoints(worker, served).application(token),
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=0.2,
@@ -249,6 +279,7 @@ async def serve_engine(
     ready()
     try:
         await _until_told(told, worker)
+        await asyncio.to_thread(leave)  # the run lets its requests finish here, or sends them elsewhere
     finally:
         await runner.cleanup()
         worker.stop(seconds=5.0)

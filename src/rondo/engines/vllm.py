@@ -21,6 +21,7 @@ from rondo.errors import ConfigError
 OLDEST = (0, 24, 0)
 TESTED = ((0, 24, 0), (0, 32, 0))
 CPU_VERSION = "0.32.0"
+GUARD = "rondo.engines.bearer.RequireToken"
 WORKER = "rondo.engines.vllm_worker.RondoWorker"
 COMPLETIONS = "rondo.engines.vllm_tokens.TokenCompletions"
 
@@ -55,7 +56,8 @@ def command(settings: VllmSettings) -> list[str]:
     line += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     line += ["--enable-prefix-caching", "--worker-extension-cls", WORKER, "--disable-uvicorn-access-log"]
     line += ["--middleware", COMPLETIONS]
-    return [*line, *settings.arguments]
+    # The last one is asked first: whoever has no token must not get past it to any of the others.
+    return [*line, *settings.arguments, "--middleware", GUARD]
 
 
 def environment(settings: VllmSettings, packages: Path, outer: Mapping[str, str]) -> dict[str, str]:

@@ -24,6 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rondo.engines.bearer import TOKEN, check_host
+from rondo.engines.guest import Guest
 from rondo.engines.process import SUPERVISOR, alive, announce, descendants, end_group, identity, printable_host, title
 from rondo.engines.vllm import VllmSettings, check_python, command, environment, packages_folder
 from rondo.errors import AddressError, DiedError
@@ -52,13 +54,13 @@ class VllmServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
-    def run(self, ready: Callable[[dict[str, Any]], None]) -> None:
+    def run(self, ready: Callable[[dict[str, Any]], None], leave: Callable[[], None] = lambda: None) -> None:
         """Until told to stop; raises DiedError when vLLM ends by itself. `ready` gets the workers' state."""
         try:
             if self._wait(self._healthy):
                 ready(self._state())
                 self._parts = self._name_parts()
-                self._wait(lambda: self._lost() != "")
+                self._wait(lambda: self._lost() != "", leave)
             lost = self._lost()
         finally:
             self.kill()
@@ -72,13 +74,14 @@ class VllmServer:
         end_group(self._process.pid)
         self._process.wait()
 
-    def _wait(self, over: Callable[[], bool]) -> bool:
+    def _wait(self, over: Callable[[], bool], leave: Callable[[], None] = lambda: None) -> bool:
         """True when `over` is; False when told to stop, or when vLLM has ended."""
         while self._process.poll() is None and not self._told:
             if over():
                 return True
             time.sleep(POLL_SECONDS)
         if self._told and self._process.poll() is None:
+            leave()
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE_SECONDS)
@@ -106,7 +109,7 @@ class VllmServer:
         request = urllib.request.Request(
             self.url + "/collective_rpc",
             data=json.dumps({"method": "rondo_state"}).encode(),
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get(TOKEN, '')}"},
         )
         try:
             with urllib.request.urlopen(request, timeout=60) as reply:
@@ -132,8 +135,15 @@ class VllmServer:
         self._told = True
 
 
-def serve_vllm(settings: VllmSettings, *, announce_to: Path | None, hold: Callable[[Callable[[], None]], None]) -> None:
+def serve_vllm(
+    settings: VllmSettings,
+    *,
+    announce_to: Path | None,
+    hold: Callable[[Callable[[], None]], None],
+    guest: Guest | None = None,
+) -> None:
     """Serve a model with vLLM until told to stop. `hold` is given what to do when our own parent ends."""
+    check_host(settings.host, os.environ.get(TOKEN, ""))
     check_python(settings.python)
     url = f"http://{printable_host(settings.host)}:{settings.port}"
     variables = environment(settings, packages_folder(), os.environ)
@@ -145,8 +155,10 @@ def serve_vllm(settings: VllmSettings, *, announce_to: Path | None, hold: Callab
             announce(announce_to, url=url, boot=state["boot"])
         sys.stdout.write(f"serving {settings.model} at {url} ({settings.slots} slots)\n")
         sys.stdout.flush()
+        if guest is not None:
+            guest.arrive(settings.host, settings.port)
 
-    server.run(ready)
+    server.run(ready, guest.leave if guest is not None else lambda: None)
 
 
 def free_port(host: str, port: int) -> int:

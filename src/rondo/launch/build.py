@@ -13,17 +13,18 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from rondo.config import Config, asset_or_path
-from rondo.engines.pool import EnginePool
+from rondo.engines.bearer import run_token
+from rondo.launch.autoscale import Autoscaler, Rule
 from rondo.launch.build_loader import build_loader
+from rondo.launch.build_observe import build_sinks, build_watch
 from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
-from rondo.launch.build_sinks import build_sinks
 from rondo.launch.build_trainer import build_trainer
-from rondo.launch.find_engines import join_engines, open_session
+from rondo.launch.control import Control
+from rondo.launch.fleet import Fleet, open_session
 from rondo.launch.join import device_of
 from rondo.loop import Run
 from rondo.observe.console import Console
-from rondo.observe.glance import Watch
 from rondo.observe.lane import Lane
 from rondo.observe.ledger import Ledger, LedgerSettings, software
 from rondo.observe.recorder import Recorder
@@ -45,6 +46,7 @@ from rondo.trainer.logprobs import warm_up
 from rondo.trainer.parallel import Alone, Joined
 from rondo.trainer.trainer import Trainer
 from rondo.types import Group, Publication
+from rondo.weights.publisher import Publisher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +60,16 @@ class Built:
     session: aiohttp.ClientSession
     scorer: RewardRunner
     sinks: Sinks
+    fleet: Fleet
+    control: Control
+    autoscaler: Autoscaler | None
 
     def close(self) -> None:
         self.sinks.close()
+        if self.autoscaler is not None:
+            self.autoscaler.close()
+        self.background.call(self.control.close())
+        self.background.call(self.fleet.keeper.close())
         self.run.producer.abandon()  # else its requests would fail, loudly, when their connections close
         self.run.publisher.close()
         self.background.call(self.scorer.close())
@@ -85,12 +94,13 @@ def build(
     scorer = build_scorer(config, folder)
     background.call(scorer.start())
     session = background.call(open_session())
-    pool = EnginePool(max_retries=config.engines.max_retries, on_retry=lambda error: console.warn(str(error)))
+    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn, token=run_token(folder))
+    pool = fleet.pool
     spans = SpanBook(folder, seats=lambda: [(seat.engine.url, seat.lane) for seat in list(pool.seats)])
 
     def engines() -> int:
         with console.step("waiting for the engines"):
-            return background.call(join_engines(pool, session, queue, config, folder, warn=console.warn))
+            return background.call(fleet.gather())
 
     warming = _warm_up(config, device or device_of(config.trainer.device))
     # An engine that measures the memory it may use must not see the trainer take some at the same time.
@@ -108,9 +118,7 @@ def build(
     def decode(token_ids: Sequence[int]) -> str:
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    def shown(line: dict[str, Any]) -> None:
-        console.show(line)
-        sinks.write(line)
+    autoscaler = _autoscaler(config, folder, console.warn)
 
     recorder = Recorder(
         folder=folder,
@@ -119,6 +127,8 @@ def build(
         trainer_tally=lambda: trainer.tally,
         counters=lambda: {
             "request_retries": pool.retries,
+            "requests_moved": pool.moved,
+            "engines_ready": len(pool.ready),
             "reward_failures": scorer.failures,
             "candidates_unneeded": producer.unneeded,
             "producer_cpu_seconds": background.cpu_seconds(),
@@ -128,7 +138,7 @@ def build(
             "console_seconds": console.take_seconds(),
         },
         decode=decode,
-        show=shown,
+        show=_shown(console, sinks, autoscaler),
         samples=config.observe.samples,
         other_ranks=own.take_others,
     )
@@ -158,7 +168,8 @@ def build(
         warn=console.warn,
         lane=lane,
     )
-    console.watch(_watch(config, lane, spans, recorder, pool, lambda: publisher.confirmed))
+    console.watch(build_watch(config, lane, spans, recorder, pool, lambda: publisher.confirmed))
+    control = _attend(config, folder, fleet, publisher, background, queue)
     run = Run(
         prompts=prompts,
         producer=producer,
@@ -172,7 +183,16 @@ def build(
     )
     warming.join()
     return Built(
-        run=run, own=own, tokenizer=tokenizer, background=background, session=session, scorer=scorer, sinks=sinks
+        run=run,
+        own=own,
+        tokenizer=tokenizer,
+        background=background,
+        session=session,
+        scorer=scorer,
+        sinks=sinks,
+        fleet=fleet,
+        control=control,
+        autoscaler=autoscaler,
     )
 
 
@@ -186,28 +206,6 @@ def _checkpoints(
         every=config.trainer.checkpoint_every,
         keep=config.trainer.keep_checkpoints,
         lane=lane,
-    )
-
-
-def _watch(
-    config: Config,
-    lane: Lane,
-    spans: SpanBook,
-    recorder: Recorder,
-    pool: EnginePool,
-    published: Callable[[], Publication | None],
-) -> Watch:
-    def version() -> int:
-        confirmed = published()
-        return -1 if confirmed is None else confirmed.version
-
-    return Watch(
-        lane=lane,
-        spans=spans,
-        recorder=recorder,
-        loads=lambda: {seat.engine.url: (seat.in_flight, seat.state.slots) for seat in pool.seats},
-        version=version,
-        total=config.rollout.prompts_per_period,
     )
 
 
@@ -225,6 +223,41 @@ def _warm_up(config: Config, device: torch.device) -> Thread:
     warming = Thread(target=warm_up, kwargs=settings, name="warm-up", daemon=True)
     warming.start()
     return warming
+
+
+def _attend(
+    config: Config, folder: Path, fleet: Fleet, publisher: Publisher, background: Background, queue: GroupQueue
+) -> Control:
+    """From here on engines are watched and fed, and may join and leave."""
+    fleet.keeper.begin(publisher)
+    background.spawn(fleet.keeper.watch(), on_error=queue.fail)
+    engines = config.engines
+    control = Control(fleet, folder=folder, host=engines.join_host, port=engines.join_port, token=run_token(folder))
+    background.call(control.start())
+    return control
+
+
+def _shown(console: Console, sinks: Sinks, autoscaler: Autoscaler | None) -> Callable[[dict[str, Any]], None]:
+    def shown(line: dict[str, Any]) -> None:
+        console.show(line)
+        sinks.write(line)
+        if autoscaler is not None and "period" in line:
+            autoscaler.saw(line)
+
+    return shown
+
+
+def _autoscaler(config: Config, folder: Path, say: Callable[[str], None]) -> Autoscaler | None:
+    engines = config.engines
+    if not engines.autoscale_command:
+        return None
+    return Autoscaler(
+        command=engines.autoscale_command,
+        rule=Rule(wait=engines.autoscale_wait, idle=engines.autoscale_idle, periods=engines.autoscale_periods),
+        every=engines.autoscale_seconds,
+        folder=folder,
+        say=say,
+    )
 
 
 def _prompts(config: Config, path: str, template: Template, *, shuffle: bool) -> PromptStream:

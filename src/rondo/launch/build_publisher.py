@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import torch
 
 from rondo.config import Config
+from rondo.engines.bearer import is_loopback
 from rondo.engines.pool import EnginePool
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, PublicationError
 from rondo.observe.lane import Lane
 from rondo.rollout.background import Background
 from rondo.trainer.ensemble import AnyTrainer
@@ -21,6 +22,7 @@ from rondo.weights.http import WeightServer
 from rondo.weights.ipc import IpcTransport
 from rondo.weights.probe import RANGES, Probe
 from rondo.weights.publisher import Publisher
+from rondo.weights.shelf import Address, Shelf
 from rondo.weights.store import Store
 from rondo.weights.stored import StoredTransport
 from rondo.weights.transport import Transport
@@ -48,14 +50,20 @@ def build_publisher(
         submit=background.submit,
         allowed=config.weights.probe_gap or max(RANGES[config.model.dtype], RANGES[config.trainer.dtype]),
     )
+    transport = _transport(config, folder, pool, device, background)
     publisher = Publisher(
-        transport=_transport(config, folder, pool, device, background),
+        transport=transport,
         weights=trainer.weights,
         dtype=dtype,
         bucket_bytes=config.weights.bucket_mb << 20,
-        receivers=lambda: [seat.engine for seat in pool.seats],
+        receivers=pool.receivers,
         submit=background.submit,
         probe=probe,
+        probe_one=probe.one,
+        shelf=_shelf(config, folder, transport),
+        on_held=lambda member, confirmation: pool.confirm(member.seat, confirmation),
+        on_failed=lambda member, reason: pool.lose(member.seat, reason),
+        health_seconds=config.engines.health_seconds,
         on_repeat=warn,
         lane=lane,
     )
@@ -94,6 +102,39 @@ def _transport(
     )
 
 
+def _shelf(config: Config, folder: Path, transport: Transport) -> Shelf | None:
+    """Where the last publication is kept for engines that come between two."""
+    servers: list[WeightServer] = []
+
+    if isinstance(transport, StoredTransport):
+        store, written = transport.store, True
+    elif config.weights.keep:
+        store, written = Store(publication_folder("", folder), getattr(torch, config.model.dtype)), False
+    else:
+        return None
+    shared = bool(config.weights.folder) and config.weights.transport == "files" and not config.weights.delta
+
+    async def elsewhere(url: str) -> Address | None:
+        if _is_here(url) or shared:
+            return None
+        if is_loopback(config.weights.host) and not _is_own(urlsplit(url).hostname or ""):
+            raise PublicationError(
+                f"engine {url} is on another machine, which cannot fetch weights from weights.host = "
+                f"{config.weights.host}: set that to this machine's address as engines see it"
+            )
+        if not servers:
+            server = WeightServer(store.folder, host=config.weights.host)
+            await server.start()
+            servers.append(server)
+        return servers[0].url
+
+    async def close() -> None:
+        for server in servers:
+            await server.close()
+
+    return Shelf(store, written=written, keep=config.weights.delta, elsewhere=elsewhere, on_close=close)
+
+
 def choose(urls: Sequence[str], config: Config, device: torch.device) -> str:
     """What `auto` means."""
     if not all(_is_here(url) for url in urls):
@@ -103,11 +144,14 @@ def choose(urls: Sequence[str], config: Config, device: torch.device) -> str:
     return "ipc" if config.engines.backend == "vllm" and started and on_accelerators else "files"
 
 
-def _is_here(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
+def _is_own(host: str) -> bool:
+    """Whether this is an address of this machine: one can listen there."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        with socket.create_server((host, 0)):
+            return True
+    except OSError:
         return False
+
+
+def _is_here(url: str) -> bool:
+    return is_loopback(urlsplit(url).hostname or "")

@@ -19,7 +19,7 @@ def prepare(config: Config, *, resume: bool, overwrite: bool) -> Path:
         raise ConfigError(f"{folder} holds no run to resume: start it without --resume")
     for name in ("logs", "engines"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    for stale in [*(folder / "engines").glob("*.json"), folder / "error.json", folder / "rendezvous"]:
+    for stale in [*(folder / "engines").glob("*.*"), folder / "error.json", folder / "rendezvous"]:
         stale.unlink(missing_ok=True)
     config.write(folder / "config.json")
     return folder

@@ -1,8 +1,8 @@
 """The local launcher: starts engines and trainer as child processes, watches them, tears them down.
 
 It only starts and watches: HTTP and torch.distributed carry everything between the children. Waits for trainer rank 0
-to end; an engine or another rank that ends first is an error with a name, and ends all. Ctrl-C or SIGTERM asks rank 0
-to save and leave; a second one ends at once.
+to end; another rank that ends first is an error with a name, and ends all; an engine that ends or hangs is started
+again (restarts.py). Ctrl-C or SIGTERM asks rank 0 to save and leave; a second one ends at once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from types import FrameType
 
 from rondo import errors
 from rondo.config import Config
-from rondo.errors import DiedError, Interrupted, RondoError, UserError
+from rondo.engines.bearer import TOKEN, run_token
+from rondo.errors import DiedError, Interrupted, RondoError
 from rondo.launch.commands import engine_arguments
 from rondo.launch.cpu import environment_for
 from rondo.launch.folder import prepare
 from rondo.launch.preflight import check
 from rondo.launch.processes import Child, end_all, rank_environment, write_processes
+from rondo.launch.restarts import Posts
 from rondo.weights.folder import publication_folder, remove_publication_folder
 
 POLL_SECONDS = 0.05
@@ -48,45 +50,35 @@ class LocalLauncher:
         self._config = config
         self._folder = folder
         self._resume = resume
-        self._engines: list[Child] = []
+        self._posts = Posts(
+            folder=folder,
+            start=self._start_engine,
+            limit=config.engines.max_restarts,
+            patience=config.engines.start_seconds,
+            say=_say,
+        )
         self._trainers: list[Child] = []  # by rank
+        self._environment = environment_for(config.model.dtype, config.trainer.dtype) | {TOKEN: run_token(folder)}
         self._meeting = folder / "rendezvous"
         self._signals = 0
         self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def start(self) -> None:
         """Engines and trainer at once; the trainer waits for the engines' announcements."""
-        engines = self._config.engines
-        environment = environment_for(self._config.model.dtype, self._config.trainer.dtype)
-        for number in range(0 if engines.urls else engines.count):
-            self._engines.append(
-                Child(
-                    f"engine-{number}",
-                    engine_arguments(self._config, self._folder, number),
-                    log=self._folder / "logs" / f"engine-{number}.log",
-                    cpus=engines.cpus[number] if engines.cpus else (),
-                    environment=environment,
-                )
-            )
+        for number in range(0 if self._config.engines.urls else self._config.engines.count):
+            self._posts.open(f"engine-{number}")
         for rank in range(self._config.trainer.ranks):
-            self._trainers.append(self._start_trainer(rank, environment))
+            self._trainers.append(self._start_trainer(rank))
         self._write_processes()
 
     def watch(self) -> None:
-        announced: set[str] = set()
         progress = Progress(self._config.engines.backend)
         while self._trainers[0].exit_code is None:
             if any(follower.exit_code for follower in self._trainers[1:]):
                 raise self._trainer_died()
-            for engine in self._engines:
-                if engine.exit_code is not None:
-                    raise self._engine_died(engine)
-                path = self._folder / "engines" / f"{engine.role}.json"
-                if engine.role not in announced and path.exists():
-                    announced.add(engine.role)
-                    engine.address = json.loads(path.read_text())["url"]
-                    self._write_processes()
-            progress.tell([engine.role for engine in self._engines if engine.role not in announced])
+            if not self._signals and self._posts.tend():
+                self._write_processes()
+            progress.tell(self._posts.loading)
             if self._signals >= 2:
                 raise Interrupted("stopped at once; the last checkpoint is what remains")
             time.sleep(POLL_SECONDS)
@@ -103,7 +95,7 @@ class LocalLauncher:
                 trainer.end(time.monotonic())
         end_all(self._trainers[:1])
         end_all(self._trainers[1:])
-        end_all(self._engines)
+        end_all(self._posts.children)
         self._meeting.unlink(missing_ok=True)
         for parent in {self._config.weights.folder, ""}:
             remove_publication_folder(publication_folder(parent, self._folder))
@@ -111,9 +103,19 @@ class LocalLauncher:
             signal.signal(number, handler)
 
     def _children(self) -> list[Child]:
-        return [*self._trainers, *self._engines]
+        return [*self._trainers, *self._posts.children]
 
-    def _start_trainer(self, rank: int, environment: dict[str, str]) -> Child:
+    def _start_engine(self, name: str) -> Child:
+        engines, number = self._config.engines, int(name.rpartition("-")[2])
+        return Child(
+            name,
+            engine_arguments(self._config, self._folder, number),
+            log=self._folder / "logs" / f"{name}.log",
+            cpus=engines.cpus[number] if engines.cpus else (),
+            environment=self._environment,
+        )
+
+    def _start_trainer(self, rank: int) -> Child:
         trainer = self._config.trainer
         shown = rank == 0 and _has_descriptor(sys.stdout)
         return Child(
@@ -121,17 +123,12 @@ class LocalLauncher:
             ["rank", str(self._folder), *(["--resume"] if self._resume else [])],
             log=self._folder / "logs" / f"trainer-{rank}.log",
             cpus=trainer.cpus[rank :: trainer.ranks] or trainer.cpus,
-            environment=environment | rank_environment(rank, trainer.ranks, self._meeting),
+            environment=self._environment | rank_environment(rank, trainer.ranks, self._meeting),
             stdout=sys.stdout if shown else None,
         )
 
     def _write_processes(self) -> None:
         write_processes(self._folder / "processes.json", self._children())
-
-    def _engine_died(self, engine: Child) -> RondoError:
-        if engine.exit_code == 2 and (sentence := engine.last_error()):
-            return UserError(sentence)
-        return DiedError(engine.obituary())
 
     def _trainer_died(self) -> RondoError:
         """What the first rank to end had to say; those that only missed it are not to blame."""
@@ -163,10 +160,16 @@ class Progress:
 
     def tell(self, loading: list[str]) -> None:
         now = time.monotonic()
+        if not loading:
+            self._began = self._told = now
         if loading and now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            sys.stdout.write(f"{', '.join(loading)}: {self._backend} loading, {now - self._began:.0f} s\n")
-            sys.stdout.flush()
+            _say(f"{', '.join(loading)}: {self._backend} loading, {now - self._began:.0f} s")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _has_descriptor(stream: object) -> bool:

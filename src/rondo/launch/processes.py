@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from rondo.engines.process import descendants
 from rondo.launch.lifeline import VARIABLE
 
 GRACE_SECONDS = 10.0  # between asking a process to end and ending it
@@ -37,6 +39,7 @@ class Child:
         if cpus:
             command = ["taskset", "--cpu-list", ",".join(map(str, cpus)), *command]
         with log.open("ab") as sink:
+            self._log_start = sink.tell()  # a process that is started again goes on in the same log
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -68,6 +71,14 @@ class Child:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
+    def kill(self) -> None:
+        """It, and all that it started: one that hangs may not be able to end its own."""
+        others = descendants(self.pid)
+        self.end(time.monotonic())
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def obituary(self) -> str:
         """How it ended, in words, with its own last error line."""
         code = self.exit_code
@@ -77,7 +88,8 @@ class Child:
 
     def last_error(self) -> str | None:
         """The sentence of a RondoError that the child printed before it left."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
+        said = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+        lines = [line for line in said.splitlines() if line.startswith("error: ")]
         return lines[-1].removeprefix("error: ") if lines else None
 
 

@@ -80,7 +80,11 @@ class BroadcastTransport:
         if self._group is None:
             size = 1 + len(self._receivers) * self._workers
             self._group = _group(self._device, self._store, 0, size)
-        _broadcast(self._group, flat)
+        try:
+            _broadcast(self._group, flat)
+        except RuntimeError as error:  # torch's own; a peer is gone
+            self._receivers = ()  # a group that has failed is of no more use
+            raise PublicationError(f"the broadcast failed: {str(error).splitlines()[0]}") from error
 
 
 class Listener:

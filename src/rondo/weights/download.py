@@ -9,12 +9,13 @@ import torch
 from rondo.weights.safe import UnreadableWeightsError
 
 
-def download(url: str, *, seconds: float = 600.0) -> torch.Tensor:
+def download(url: str, *, token: str = "", seconds: float = 600.0) -> torch.Tensor:
     """The bytes at `url` ([N] uint8), all of them."""
     if not url.startswith(("http://", "https://")):
         raise UnreadableWeightsError(f"weights cannot be fetched from {url[:100]}: it is no http address")
     try:
-        with urllib.request.urlopen(url, timeout=seconds) as reply:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+        with urllib.request.urlopen(request, timeout=seconds) as reply:
             size = int(reply.headers["Content-Length"])
             raw = torch.empty(size, dtype=torch.uint8)
             view, filled = memoryview(raw.numpy().data), 0

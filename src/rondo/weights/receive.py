@@ -44,7 +44,9 @@ class Receiver:
                 case "files":
                     yield from self._ordered(self._map(Path(info["path"]), once="base" in info), info)
                 case "http":
-                    yield from self._ordered(parse(download(info["url"]), source=info["url"]), info)
+                    yield from self._ordered(
+                        parse(download(info["url"], token=str(info.get("token", ""))), source=info["url"]), info
+                    )
                 case "ipc":
                     yield from self._shared.tensors(info)
                 case "nccl":

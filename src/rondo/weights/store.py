@@ -51,6 +51,10 @@ class Store:
             _sync(stored.path)
         return stored
 
+    def held(self, bucket: Bucket, *, version: int) -> Stored:
+        """What `put` has written."""
+        return self._mapped[self._path(bucket, version)][1]
+
     def last(self, bucket: Bucket, *, version: int) -> Stored | None:
         """The same bucket of the publication before `version`, if it was made here."""
         held = self._mapped.get(self._path(bucket, version - 1))

@@ -33,7 +33,7 @@ class StoredTransport:
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
-        self._store = store
+        self.store = store
         self._outbox = outbox or store.folder  # where engines read
         self._delta = delta
         self._address = address
@@ -53,16 +53,16 @@ class StoredTransport:
         self._receivers = frozenset(receivers)
 
     def offer(self, bucket: Bucket) -> Offer:
-        stored = self._store.put(bucket, version=self._version)
+        stored = self.store.put(bucket, version=self._version)
         info: dict[str, Any] = {"transport": self.name, "tensors": [name for name, _ in stored.tensors]}
         if self._delta:
             info["keep"] = True
         path, size = stored.path, stored.bytes
-        last = None if self._full else self._store.last(bucket, version=self._version)
+        last = None if self._full else self.store.last(bucket, version=self._version)
         if last is not None:
             path, size = self._write_changes(bucket, stored, last)
             info["base"] = self._version - 1
-        elif self._outbox != self._store.folder:
+        elif self._outbox != self.store.folder:
             path = self._outbox / path.name
             shutil.copyfile(stored.path, path)
         return Offer(info={**info, **self._address(path)}, tensors=stored.tensors, bytes=size)
@@ -72,7 +72,7 @@ class StoredTransport:
 
     def close(self) -> None:
         self._on_close()
-        self._store.close()
+        self.store.close()
         remove_publication_folder(self._outbox)
 
     def _write_changes(self, bucket: Bucket, stored: Stored, last: Stored) -> tuple[Path, int]:
