@@ -123,7 +123,9 @@ def timeline(period: PeriodSpans) -> dict[str, Any]:
     return {
         "period": period.period,
         "seconds": period.seconds,
-        "engines": [{"name": name, "url": period.engines[name]} for name in engines],
+        "engines": [
+            {"name": name, "url": period.engines[name], "away": _away(period.lanes.get(name, ()))} for name in engines
+        ],
         "lanes": {
             name: _thinned(lane, period.seconds) for name, lane in period.lanes.items() if name not in period.engines
         },
@@ -139,6 +141,11 @@ def _thinned(lane: Iterable[Span], seconds: float) -> list[list[Any]]:
         for span in lane
         if span.kind == "training" or span.seconds * 2000 >= seconds
     ]
+
+
+def _away(lane: Iterable[Span]) -> list[list[int]]:
+    """When an engine was lost, or not here yet."""
+    return [[_ticks(span.start), _ticks(span.end)] for span in lane if span.kind not in ("generating", "idle")]
 
 
 def _cell(name: str, value: Any, engines: Sequence[str]) -> Any:

@@ -88,6 +88,7 @@ R.Timeline = class {
     pen.rect(place.gutter, 0, place.plot, place.height);
     pen.clip();
     this.drawBands();
+    this.drawAway();
     this.drawGroups();
     this.drawTrainers();
     this.drawBuckets();
@@ -133,6 +134,19 @@ R.Timeline = class {
       this.pen.fillRect(left, 2, width, this.place.bottom - 4);
       this.pen.globalAlpha = 1;
     }
+  }
+
+  drawAway() {
+    this.timeline.engines.forEach((engine, number) => {
+      const place = this.place.engines[number];
+      for (const [from, to] of engine.away) {
+        this.bar(from, to, place.top, place.height, R.colour("away"), 0.18);
+        const left = Math.max(this.place.gutter, this.x(from)), width = Math.min(this.place.width, this.x(to)) - left;
+        this.pen.fillStyle = R.ink("soft");
+        this.pen.textAlign = "center";
+        if (width > 40) this.pen.fillText("away", left + width / 2, place.top + place.height / 2);
+      }
+    });
   }
 
   lit(group) {
