@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test integration check bench clean
+.PHONY: setup demo test integration check bench docs clean
 
 setup: $(READY)
 
@@ -23,6 +23,8 @@ test: $(READY)  ## all tests that need neither a GPU nor a heavy install
 integration: $(READY)  ## the heavy ones: whole runs of many processes, and vLLM (installed in the cache folder once)
 	-@$(BIN)/python scripts/vllm_environment.py
 	-@$(BIN)/python scripts/browser.py
+	-@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/pip install --quiet --quiet --disable-pip-version-check \
+		--constraint constraints.txt 'ray>=2.50' || echo "NO RAY: the tests that need it are skipped"
 	$(BIN)/python -m pytest tests -m heavy -rs --durations=12
 
 check: $(READY)  ## format, lint, types
@@ -34,5 +36,8 @@ bench: $(READY)  ## figures, side by side in one run
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/overlap.py
 
+docs: $(READY)  ## the book, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -39,7 +39,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
 
     Returns the run's folder. Raises RondoError (its text is one sentence) when the run cannot go on.
     """
-    from rondo.launch.local import launch
+    from rondo.launch.start import launch
 
     return launch(config, resume=resume)
 

@@ -11,7 +11,7 @@ import pytest
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: its driver keeps an event loop running in this thread
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="NO BROWSER TESTS: pip install playwright")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -96,6 +98,26 @@ def go_on_from_two(everyone: Ensemble | Trainer, seen: Tensors, size: int, folde
     return go_on_from(2, everyone, size, folder)
 
 
+def write_and_read_apart(everyone: Ensemble | Trainer, seen: Tensors, size: int, folder: Path) -> Tensors:
+    """A relative path is another folder for every rank, as on machines that share no disk. A step that the
+    checkpoint does not know of is undone."""
+    made = Path(tempfile.mkdtemp(dir=folder if size == 1 else "."))
+    apart = made if size == 1 else Path(made.name)
+    for step in range(2):
+        for micro in rounds(random_groups(4, seed=step), size):
+            everyone.accumulate(micro)
+        everyone.step()
+    everyone.write(apart)
+    for micro in rounds(random_groups(4, seed=9), size):
+        everyone.accumulate(micro)
+    everyone.step()
+    everyone.read(apart, steps=2)
+    for micro in rounds(random_groups(4, seed=2), size):
+        everyone.accumulate(micro)
+    everyone.step()
+    return [weight.clone() for _, weight in everyone.weights()]
+
+
 def meet_infinity(everyone: Ensemble | Trainer, seen: Tensors, size: int, folder: Path) -> None:
     bad = make_group(index=77, advantages=[float("inf"), 1.0])
     for micro in rounds([*random_groups(5), bad], size):
@@ -123,6 +145,8 @@ JOBS: dict[str, tuple[Callable[..., Any], dict[str, Any], int]] = {
     "checkpoint": (leave_a_checkpoint, {}, 0),
     "exact checkpoint": (go_on_from_two, {"exact": True}, 0),
     "resumed": (go_on_from_two, {}, 0),
+    "apart": (write_and_read_apart, {}, 0),
+    "exact, apart": (write_and_read_apart, {"exact": True}, 0),
     "infinite": (meet_infinity, {}, 0),  # last: it ends the ranks
 }
 
@@ -154,6 +178,9 @@ def run_rank(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
     ranks = Joined()
+    home = folder / f"home-{size}-{rank}"
+    home.mkdir()
+    os.chdir(home)
     results = {}
     for name, (work, options, shard) in jobs_of(size).items():
         trainer, seen = make(options, ranks, shard)
@@ -257,6 +284,12 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number_of_ranks(results):
         assert apart(results[size]["resumed"], expected) < 1e-6
     for size in (1, 2, 3):
         assert apart(results[size]["exact checkpoint"], expected) < 1e-6
+
+
+def test_ranks_that_share_no_disk_write_one_checkpoint_on_the_first_ones_machine(results):
+    for size in (2, 3):
+        assert all(map(torch.equal, results[size]["apart"], results[size]["checkpoint"]))
+        assert apart(results[size]["exact, apart"], results[1]["apart"]) < 1e-6
 
 
 def test_the_group_behind_an_infinite_gradient_is_named_whichever_rank_had_it(results):

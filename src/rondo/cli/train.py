@@ -23,7 +23,7 @@ def train(
         bool, typer.Option("--dry-run", help="Print the resolved config and check model, data and rewards.")
     ] = False,
 ) -> None:
-    """Train a model."""
+    """Train a model; under torchrun (`torchrun ... -m rondo train FILE`), as one of its ranks."""
     from rondo.config import read_config
 
     overrides = list(set_ or [])
@@ -38,7 +38,11 @@ def train(
         check_prompts(config)
         typer.echo("model, data and rewards were found")
         return
-    from rondo.launch.local import launch
+    from rondo.launch import torchrun
+
+    if torchrun.started_us():
+        raise typer.Exit(torchrun.main(config, resume=resume))
+    from rondo.launch.start import launch
 
     launch(config, resume=resume)
 
@@ -52,7 +56,7 @@ def demo(
 ) -> None:
     """Train the small model that ships with Rondo on arithmetic, in about three minutes on two cores."""
     from rondo.config import ASSETS, read_config
-    from rondo.launch.local import launch
+    from rondo.launch.start import launch
 
     config = read_config(ASSETS / "arithmetic" / "demo.toml", [*(set_ or []), f"run.folder='{run_dir}'"])
     launch(config, overwrite=True)

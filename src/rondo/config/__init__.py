@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 from rondo.config.algorithm import AlgorithmConfig
 from rondo.config.engines import EnginesConfig
 from rondo.config.journal import JournalConfig
+from rondo.config.launch import LaunchConfig
 from rondo.config.mistakes import first_mistake
 from rondo.config.observe import ObserveConfig
 from rondo.config.section import Positive, Section
@@ -107,13 +108,6 @@ class EvalConfig(Section):
     prompts: int = Field(default=0, ge=0, description="Use the first so many held-out rows; 0: all.")
 
 
-class LaunchConfig(Section):
-    backend: Literal["local"] = Field(default="local", description="Child processes of this one.")
-    silence_seconds: float = Field(
-        default=30.0, gt=0, description="When nothing moves for so long, say what is awaited."
-    )
-
-
 class Config(Section):
     """One run."""
 
@@ -141,11 +135,22 @@ class Config(Section):
             )
         self._check_groups()
         self._check_memory()
+        self._check_launch()
         if self.engines.cpus and len(self.engines.cpus) != self.engines.count:
             raise ValueError(
                 f"engines.cpus pins {len(self.engines.cpus)} engines but engines.count = {self.engines.count}"
             )
         return self
+
+    def _check_launch(self) -> None:
+        if self.launch.backend != "ray":
+            return
+        for key, cores in (("trainer.cpus", self.trainer.cpus), ("engines.cpus", self.engines.cpus)):
+            if cores:
+                raise ValueError(
+                    f'{key} names cores of this machine, but launch.backend = "ray" may choose another: unset it, and '
+                    f"say how many with launch.ray.{'rank' if key.startswith('t') else 'engine'}_cpus"
+                )
 
     def _check_memory(self) -> None:
         trainer, engines = self.trainer.memory_share, self.engines.memory_share

@@ -19,7 +19,11 @@ class WeightsConfig(Section):
     folder: str = Field(
         default="", description="For files; empty: shared memory (/dev/shm), or the run's folder without it."
     )
-    host: str = Field(default="127.0.0.1", description="For http and nccl: this machine's address, as engines see it.")
+    host: str = Field(
+        default="",
+        description="For http and nccl: the address of the trainer's machine, as engines see it; empty: the one by "
+        "which it reaches them.",
+    )
     keep: bool = Field(
         default=True,
         description="For ipc and nccl: write each publication to host memory too, for engines that join or come back "

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 
@@ -13,6 +11,7 @@ from rondo.config import Config
 from rondo.engines.bearer import is_loopback
 from rondo.engines.pool import EnginePool
 from rondo.errors import ConfigError, PublicationError
+from rondo.launch.addresses import is_here, seen_from
 from rondo.observe.lane import Lane
 from rondo.rollout.background import Background
 from rondo.trainer.ensemble import AnyTrainer
@@ -75,6 +74,7 @@ def _transport(
 ) -> Transport:
     weights, dtype = config.weights, getattr(torch, config.model.dtype)
     name: str = weights.transport
+    host = weights.host or seen_from([seat.engine.url for seat in pool.seats])
     if name == "auto":
         name = choose([seat.engine.url for seat in pool.seats], config, device)
     if name in ("ipc", "nccl") and config.engines.backend == "embedded":
@@ -84,14 +84,14 @@ def _transport(
     if name == "ipc":
         return IpcTransport(dtype=dtype, device=device)
     if name == "nccl":
-        return BroadcastTransport(dtype=dtype, device=device, host=weights.host, workers=config.engines.tensor_parallel)
+        return BroadcastTransport(dtype=dtype, device=device, host=host, workers=config.engines.tensor_parallel)
     if name == "files":
         shared = publication_folder(weights.folder, folder)
         local = publication_folder("", folder) if weights.delta else shared
         outbox = None if local == shared else shared
         return StoredTransport(name=name, store=Store(local, dtype), outbox=outbox, delta=weights.delta)
     store = Store(publication_folder("", folder), dtype)
-    server = WeightServer(store.folder, host=weights.host)
+    server = WeightServer(store.folder, host=host)
     background.call(server.start())
     return StoredTransport(
         name=name,
@@ -115,15 +115,15 @@ def _shelf(config: Config, folder: Path, transport: Transport) -> Shelf | None:
     shared = bool(config.weights.folder) and config.weights.transport == "files" and not config.weights.delta
 
     async def elsewhere(url: str) -> Address | None:
-        if _is_here(url) or shared:
+        if is_here(url) or shared:
             return None
-        if is_loopback(config.weights.host) and not _is_own(urlsplit(url).hostname or ""):
+        if is_loopback(config.weights.host):
             raise PublicationError(
                 f"engine {url} is on another machine, which cannot fetch weights from weights.host = "
                 f"{config.weights.host}: set that to this machine's address as engines see it"
             )
         if not servers:
-            server = WeightServer(store.folder, host=config.weights.host)
+            server = WeightServer(store.folder, host=config.weights.host or seen_from([url]))
             await server.start()
             servers.append(server)
         return servers[0].url
@@ -137,21 +137,9 @@ def _shelf(config: Config, folder: Path, transport: Transport) -> Shelf | None:
 
 def choose(urls: Sequence[str], config: Config, device: torch.device) -> str:
     """What `auto` means."""
-    if not all(_is_here(url) for url in urls):
+    if not all(is_here(url) for url in urls):
         return "http"
-    started = not config.engines.urls
+    # Ray shows a process its own devices only: another's memory cannot be opened there.
+    started = not config.engines.urls and config.launch.backend == "local"
     on_accelerators = device.type != "cpu" and config.engines.device != "cpu"
     return "ipc" if config.engines.backend == "vllm" and started and on_accelerators else "files"
-
-
-def _is_own(host: str) -> bool:
-    """Whether this is an address of this machine: one can listen there."""
-    try:
-        with socket.create_server((host, 0)):
-            return True
-    except OSError:
-        return False
-
-
-def _is_here(url: str) -> bool:
-    return is_loopback(urlsplit(url).hostname or "")

@@ -9,13 +9,14 @@ from rondo.config import Config, asset_or_path
 from rondo.engines.vllm import find_python
 
 
-def engine_arguments(config: Config, folder: Path, number: int) -> list[str]:
-    """Of `rondo`, for the run's engine with this number."""
+def engine_arguments(config: Config, folder: Path, number: int, *, host: str = "", threads: int = 0) -> list[str]:
+    """Of `rondo`, for the run's engine with this number; it listens on loopback unless a host is given."""
     engines = config.engines
+    threads = threads or engines.threads or share_of_cores(config, config.trainer.ranks)
     arguments = ["serve", "--model", asset_or_path(config.model.path), "--dtype", config.model.dtype]
     arguments += ["--backend", engines.backend, "--slots", str(engines.slots)]
     arguments += ["--port", str(engines.base_port + number if engines.base_port else 0)]
-    arguments += ["--threads", str(engines.threads or share_of_cores(config, config.trainer.ranks))]
+    arguments += ["--threads", str(threads), *(["--host", host] if host else [])]
     arguments += ["--max-model-len", str(engines.max_model_len)]
     arguments += ["--announce", str(folder / "engines" / f"engine-{number}.json")]
     if engines.backend == "vllm":

@@ -1,7 +1,8 @@
 """How a trainer rank finds the others, and which device is its own.
 
 The launcher says by environment which of how many ranks a process is, and names a file in the run's folder where they
-meet; torchrun says the same in its own words (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
+meet; torchrun, and the Ray launcher, say the same in torchrun's words (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+MASTER_PORT).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from rondo.config.trainer import TrainerConfig
 from rondo.errors import ConfigError
+from rondo.launch.addresses import interface_of, own_address
 from rondo.launch.processes import MEETING
 from rondo.trainer.parallel import Alone, Joined
 
@@ -30,6 +32,8 @@ def join(config: TrainerConfig) -> tuple[Alone | Joined, torch.device]:
         torch.accelerator.set_device_index(device)
         backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
     meeting = os.environ.get(MEETING)
+    if not meeting:
+        _name_interface(os.environ["MASTER_ADDR"])
     dist.init_process_group(
         backend,
         init_method=f"file://{meeting}" if meeting else "env://",
@@ -37,6 +41,13 @@ def join(config: TrainerConfig) -> tuple[Alone | Joined, torch.device]:
         world_size=size,
     )
     return Joined(), device
+
+
+def _name_interface(leader: str) -> None:
+    """Tell gloo by which network interface the others are reached. It would take the one that this machine's name
+    stands for, which on many machines is loopback."""
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_of(own_address(leader))):
+        os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def device_of(name: str, number: int | None = None) -> torch.device:

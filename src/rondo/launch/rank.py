@@ -16,7 +16,7 @@ import transformers
 
 from rondo import errors
 from rondo.config import Config
-from rondo.errors import Interrupted, RondoError
+from rondo.errors import Interrupted, RondoError, UserError
 from rondo.launch.build import Built, build
 from rondo.launch.build_trainer import build_trainer, published_weights, saved_state
 from rondo.launch.commands import share_of_cores
@@ -32,18 +32,24 @@ from rondo.trainer.ensemble import follow
 from rondo.trainer.parallel import Alone, Joined, leave
 
 
-def main(config: Config, folder: Path, *, resume: bool) -> int:
-    """The process's exit code; what went wrong is left in `error.json` for the launcher to say."""
+def main(config: Config, folder: Path, *, resume: bool, launched: bool = True) -> int:
+    """The process's exit code; what went wrong is left in `error.json` for the launcher to say.
+
+    Not `launched` (torchrun): it is said here too, and Ctrl-C comes to this process.
+    """
     queue = GroupQueue()
     signal.signal(signal.SIGTERM, lambda number, frame: queue.close())  # only rank 0 looks at it: it lets the others go
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN if launched else signal.getsignal(signal.SIGTERM))
     try:
         _train(config, folder, queue, resume=resume)
         code = 0
     except Exception as error:
-        traceback.print_exc()  # into the log; the launcher prints the sentence
+        if launched or not isinstance(error, UserError):
+            traceback.print_exc()  # into the log; the launcher prints the sentence
         code = _exit_code(folder, error)
-    if dist.is_initialized():
+    if not launched and (path := folder / "error.json").exists():
+        sys.stderr.write(f"error: {json.loads(path.read_text())['message']}\n")
+    if dist.is_initialized() or not launched:
         leave(code)
     return code
 
@@ -59,7 +65,7 @@ def _exit_code(folder: Path, error: Exception) -> int:
 def _train(config: Config, folder: Path, queue: GroupQueue, *, resume: bool) -> None:
     transformers.utils.logging.disable_progress_bar()
     ranks, device = join(config.trainer)
-    torch.set_num_threads(_threads(config, ranks.size))
+    torch.set_num_threads(_threads(config, int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))))
     if isinstance(ranks, Joined) and ranks.rank > 0:
         follow(build_trainer(config, Lane(), ranks=ranks, device=device), ranks)
     else:

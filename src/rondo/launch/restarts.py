@@ -15,22 +15,40 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from rondo.errors import DiedError, RondoError, UserError
-from rondo.launch.processes import Child
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 GOOD_SECONDS = 600.0  # one that lived so long has shown that it can: its failures no longer count
 
 
+class Process(Protocol):
+    """An engine's process, here or on another machine."""
+
+    address: str
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def exit_code(self) -> int | None: ...
+
+    def ask_to_end(self) -> None: ...
+    def kill(self) -> None: ...
+    def obituary(self) -> str: ...
+    def last_error(self) -> str | None: ...
+
+
+P = TypeVar("P", bound=Process)
+
+
 @dataclass(kw_only=True)
-class Post:
+class Post(Generic[P]):
     """One engine's place: the process that holds it, or when the next one is due."""
 
     name: str
-    child: Child
+    child: P
     started: float
     announced: bool = False
     ever: bool = False  # it was ready once
@@ -40,12 +58,12 @@ class Post:
     boot: str = field(default="")
 
 
-class Posts:
+class Posts(Generic[P]):
     def __init__(
         self,
         *,
         folder: Path,
-        start: Callable[[str], Child],
+        start: Callable[[str], P],
         limit: int,
         patience: float,
         say: Callable[[str], None],
@@ -57,13 +75,13 @@ class Posts:
         self._patience = patience  # seconds in which a process must be ready
         self._say = say
         self._clock = clock
-        self.posts: list[Post] = []
+        self.posts: list[Post[P]] = []
 
     def open(self, name: str) -> None:
         self.posts.append(Post(name=name, child=self._start(name), started=self._clock()))
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[P]:
         return [post.child for post in self.posts]
 
     @property
@@ -75,7 +93,7 @@ class Posts:
         changed = [self._tend(post) for post in self.posts]  # everyone, whatever the first one said
         return any(changed)
 
-    def _tend(self, post: Post) -> bool:
+    def _tend(self, post: Post[P]) -> bool:
         if post.over:
             return False
         if post.due is not None:
@@ -98,7 +116,7 @@ class Posts:
             return True
         return False
 
-    def _told(self, post: Post, lost: dict[str, Any]) -> bool:
+    def _told(self, post: Post[P], lost: dict[str, Any]) -> bool:
         """Rank 0's word; about a process that is no more, it means nothing."""
         self._path(post, "lost").unlink(missing_ok=True)
         if lost.get("boot") != post.boot:
@@ -112,7 +130,7 @@ class Posts:
         self._ended(post, f"{post.name} (pid {post.child.pid}) was killed: {lost.get('reason')}")
         return True
 
-    def _ended(self, post: Post, obituary: str) -> None:
+    def _ended(self, post: Post[P], obituary: str) -> None:
         for kind in ("json", "lost"):
             self._path(post, kind).unlink(missing_ok=True)
         if not post.ever:
@@ -128,20 +146,20 @@ class Posts:
         post.due = self._clock() + pause
         self._say(f"{obituary}; it is started again in {pause:g} s ({post.failures} of {self._limit})")
 
-    def _never_ready(self, post: Post) -> RondoError:
+    def _never_ready(self, post: Post[P]) -> RondoError:
         """What cannot even start once will not the next time."""
         if post.child.exit_code == 2 and (sentence := post.child.last_error()):
             return UserError(sentence)
         return DiedError(post.child.obituary())
 
-    def _path(self, post: Post, kind: str) -> Path:
+    def _path(self, post: Post[P], kind: str) -> Path:
         return self._folder / f"{post.name}.{kind}"
 
-    def _read(self, post: Post, kind: str) -> dict[str, Any] | None:
+    def _read(self, post: Post[P], kind: str) -> dict[str, Any] | None:
         path = self._path(post, kind)
         return read_word(path) if path.exists() else None
 
-    def _write(self, post: Post, kind: str, record: dict[str, Any]) -> None:
+    def _write(self, post: Post[P], kind: str, record: dict[str, Any]) -> None:
         write_word(self._path(post, kind), record)
 
 

@@ -92,6 +92,13 @@ class Joined:
         dist.recv(message, src=0, group=self.cpu)
         return _record(message)
 
+    def send(self, tensor: torch.Tensor, *, to: int) -> None:
+        dist.send(tensor, dst=to, group=self.cpu)
+
+    def receive(self, tensor: torch.Tensor, *, source: int) -> None:
+        """Fills the tensor, which has the size of what comes."""
+        dist.recv(tensor, src=source, group=self.cpu)
+
 
 def leave(code: int) -> NoReturn:
     """End a process that had a process group. Python's own way out destroys objects that gloo's threads still use, and

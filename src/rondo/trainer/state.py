@@ -1,14 +1,14 @@
 """What a trainer is made of on disk: weights and optimizer state by parameter name, in torch's distributed format.
 
-Every rank writes its own shards, and may read those of any number of ranks. (Its `.metadata` file is a pickle that
-torch writes and reads itself, in the run's own folder.)
+Every rank writes its own shards, and may read those of any number of ranks; all lie in rank 0's folder. (Torch's
+`.metadata` file there is a pickle that torch writes and reads itself.)
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -18,23 +18,32 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from rondo.trainer.carry import readable, written
+from rondo.trainer.parallel import Joined, Ranks
+
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 MODEL, OPTIMIZER = "model|", "optimizer|"
 
 
-def write_state(folder: Path, named: Named, optimizer: torch.optim.Optimizer) -> None:
+def write_state(folder: Path, named: Named, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
     """Called on every rank."""
     tensors: dict[str, torch.Tensor] = {f"{MODEL}{name}": parameter.detach() for name, parameter in named}
     for name, parameter in named:
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{OPTIMIZER}{name}|{key}"] = value
-    with _alone_without_a_warning() as alone:
-        save(tensors, checkpoint_id=folder, no_dist=alone)
+    where = written(folder, ranks) if isinstance(ranks, Joined) else nullcontext(folder)
+    with where as own, _alone_without_a_warning() as alone:
+        save(tensors, checkpoint_id=own, no_dist=alone)
 
 
-def read_state(folder: Path, named: Named, optimizer: torch.optim.Optimizer) -> None:
+def read_state(folder: Path, named: Named, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
     """Called on every rank; fills the parameters in place and replaces the optimizer's state."""
+    with readable(folder, ranks) if isinstance(ranks, Joined) else nullcontext(folder) as own:
+        _read(own, named, optimizer)
+
+
+def _read(folder: Path, named: Named, optimizer: torch.optim.Optimizer) -> None:
     parameters = dict(named)
     written = FileSystemReader(folder).read_metadata().state_dict_metadata
     tensors: dict[str, torch.Tensor] = {f"{MODEL}{name}": parameter.detach() for name, parameter in named}

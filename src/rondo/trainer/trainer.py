@@ -170,11 +170,11 @@ class Trainer:
 
     def write(self, folder: Path) -> None:
         """Weights and optimizer; every rank its shards."""
-        write_state(folder, self.model.named_parameters(), self.optimizer)
+        write_state(folder, self.model.named_parameters(), self.optimizer, self._ranks)
 
     def read(self, folder: Path, *, steps: int) -> None:
         """What any number of ranks wrote after so many steps."""
-        read_state(folder, self.model.named_parameters(), self.optimizer)
+        read_state(folder, self.model.named_parameters(), self.optimizer, self._ranks)
         self.model.moved()
         self.steps = steps
 

@@ -26,7 +26,7 @@ MODES = {
 
 def record(file: Path, overrides: Sequence[str], folder: Path, *, periods: int) -> Path:
     """A run of `periods` periods, through the real launcher and engines, for the sake of its journal."""
-    from rondo.launch.local import launch
+    from rondo.launch.start import launch
 
     settings = [
         *overrides, f"run.folder='{folder}'", f"schedule.periods={periods}", "data.eval=''",
