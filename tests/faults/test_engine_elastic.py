@@ -8,25 +8,42 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults.test_engine_faults import EXACT, calm, ended, periods, samples, trained
+from tests.faults.runs import EXACT, ended, periods, samples, trained
 from tests.integration.harness import started, status_of, wait_for
 
-__all__ = ["calm"]
 pytestmark = pytest.mark.heavy
 
 # Rewards that take their time while a file is there: joining takes seconds, these periods do not.
 SLOW = """
+import time
 from pathlib import Path
 from rondo.rewards.arithmetic import correct
 
 def slow(**columns):
     if Path({hold!r}).exists():
-        time.sleep(0.1)
+        time.sleep(0.2)
     return correct(**columns)
 """
+
+
+@pytest.fixture
+def ending():
+    """Whoever is started in a test that fails is ended with it."""
+    begun: list[subprocess.Popen[Any]] = []
+
+    def begin(process: subprocess.Popen[Any]) -> subprocess.Popen[Any]:
+        begun.append(process)
+        return process
+
+    yield begin
+    for process in begun:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def cli(*words: str) -> str:
@@ -35,18 +52,22 @@ def cli(*words: str) -> str:
     return done.stdout
 
 
-def test_from_one_engine_to_three_and_back_changes_neither_samples_nor_weights(tmp_path, calm, arithmetic):
+def test_from_one_engine_to_three_and_back_changes_neither_samples_nor_weights(tmp_path, calm, arithmetic, ending):
     hold = tmp_path / "hold"
     hold.touch()
     (tmp_path / "slow.py").write_text(SLOW.format(hold=str(hold)))
     run = tmp_path / "run"
-    process = started(tmp_path, *EXACT, f'rewards.functions=["{tmp_path}/slow.py:slow"]')
+    process = ending(started(tmp_path, *EXACT, f'rewards.functions=["{tmp_path}/slow.py:slow"]'))
     wait_for(lambda: (run / "control.json").exists())
     serve = [sys.executable, "-m", "rondo", "serve", "--model", str(arithmetic), "--batch-invariant", "--slots", "16"]
     serve += ["--max-model-len", "32", "--threads", "1"]
-    guest = subprocess.Popen([*serve, "--join", str(run)], cwd=tmp_path)
-    other = subprocess.Popen(
-        [*serve, "--announce", str(tmp_path / "other.json")], cwd=tmp_path, env=os.environ | {"RONDO_TOKEN": "own word"}
+    guest = ending(subprocess.Popen([*serve, "--join", str(run)], cwd=tmp_path))
+    other = ending(
+        subprocess.Popen(
+            [*serve, "--announce", str(tmp_path / "other.json")],
+            cwd=tmp_path,
+            env=os.environ | {"RONDO_TOKEN": "own word"},
+        )
     )
     (tmp_path / "own").write_text("own word")
     wait_for(lambda: (tmp_path / "other.json").exists())

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,54 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.proxy import Fault, Proxy
-from tests.integration.harness import Outcome, assert_nobody_left, rondo, started, wait_for
+from tests.faults.runs import EXACT, ended, periods, pids, samples, trained
+from tests.integration.harness import started, wait_for
 
 pytestmark = pytest.mark.heavy
-
-# Same seeds, same samples, same bits, whichever engine answers and whenever.
-EXACT = (
-    "schedule.order=prompt",
-    "engines.batch_invariant=true",
-    "engines.max_model_len=32",
-    "engines.threads=1",
-    "trainer.threads=1",
-    "schedule.periods=12",
-    "rollout.prompts_per_period=16",
-    "engines.health_every=0.2",
-    "engines.health_seconds=2",
-)
-
-
-def trained(folder: Path) -> list[tuple[object, ...]]:
-    """What a run came to, period by period, in bits."""
-    lines = [json.loads(line) for line in (folder / "certificate.jsonl").read_text().splitlines()]
-    return [(line["period"], line["gradient_hashes"], line["weights_hash"], line["samples"]) for line in lines]
-
-
-def samples(folder: Path) -> list[str]:
-    return (folder / "samples.jsonl").read_text().splitlines()
-
-
-def periods(folder: Path) -> int:
-    path = folder / "run" / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def pids(folder: Path) -> dict[str, int]:
-    return {entry["role"]: entry["pid"] for entry in json.loads((folder / "run" / "processes.json").read_text())}
-
-
-def ended(process: subprocess.Popen[str], folder: Path) -> Outcome:
-    out, err = process.communicate(timeout=300)
-    assert_nobody_left(folder)
-    return Outcome(code=process.returncode, out=out, err=err, folder=folder / "run")
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory) -> Outcome:
-    outcome = rondo(tmp_path_factory.mktemp("calm"), *EXACT)
-    assert outcome.code == 0, outcome.err
-    return outcome
 
 
 def test_killed_and_stopped_engines_cost_no_sample_and_no_bit(tmp_path, calm):
@@ -88,17 +43,6 @@ def test_killed_and_stopped_engines_cost_no_sample_and_no_bit(tmp_path, calm):
     assert outcome.out.count("is started again in") == 3
     assert "no sign of life" in outcome.out
     assert "no engine is left: the period waits until one is back" in outcome.out
-
-
-def test_an_engine_given_up_ends_the_run_with_its_last_words(tmp_path):
-    process = started(tmp_path, *EXACT, "engines.max_restarts=0", "schedule.periods=1000")
-    wait_for(lambda: periods(tmp_path) >= 1)
-    os.kill(pids(tmp_path)["engine-0"], signal.SIGKILL)
-    outcome = ended(process, tmp_path)
-    assert outcome.code == 1
-    assert "no engine is left that could come back: engine-0" in outcome.err
-    assert "ended with signal SIGKILL" in outcome.err
-    assert len(outcome.err.splitlines()) == 1
 
 
 @contextmanager

@@ -131,6 +131,7 @@ def test_whoever_is_killed_nobody_is_left_behind(tmp_path, victim):
     if victim != "launcher":
         assert process.returncode == 1
         assert f"{victim} (pid {pids[victim]}) ended with signal SIGKILL" in err
+        assert len(err.splitlines()) == 1
     assert not published.exists()
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -339,3 +340,63 @@ def test_an_engine_that_scores_the_probe_as_the_trainer_does_is_trusted():
 def test_an_engine_that_computes_with_other_weights_is_found_out(logps):
     with pytest.raises(PublicationError, match="engine engine"):
         probe([-1.0, -2.0])(3, [FakeEngine(logps)])
+
+
+def test_a_copy_is_made_beside_the_period_and_the_next_step_waits_for_it(tmp_path):
+    """A transport that leaves no files: the shelf is filled by a thread, and a newcomer is fed what is whole."""
+    engine, newcomer = FakeReceiver("http://a", []), FakeReceiver("http://b", [])
+    background, gate, reading = Background("test"), Event(), Event()
+    passes = []
+
+    def weights() -> Iterator[Named]:
+        passes.append(len(passes))
+        if passes[-1] == 1:  # the copy's
+            reading.set()
+            gate.wait()
+        yield from WEIGHTS
+
+    shelf = Shelf(Store(tmp_path / "shelf", torch.float32), written=False, elsewhere=_here, on_close=_nothing)
+    publisher = Publisher(
+        transport=StoredTransport(name="files", store=Store(tmp_path / "weights", torch.float32), delta=False),
+        shelf=shelf,
+        apart=True,
+        weights=weights,
+        dtype=torch.float32,
+        bucket_bytes=BUCKET,
+        receivers=lambda: [engine],
+        submit=background.submit,
+        probe=lambda version, engines: None,
+        on_repeat=lambda sentence: None,
+        lane=Lane(),
+    )
+    try:
+        publisher.publish(version=0)
+        assert reading.wait(5)  # the engine has its weights, the copy has only begun
+        assert shelf.kept is None
+        fed = background.submit(publisher.feed(newcomer))
+        stepping = Thread(target=publisher.may_move)
+        stepping.start()
+        stepping.join(0.05)
+        assert stepping.is_alive()
+        gate.set()
+        stepping.join(5)
+        assert not stepping.is_alive()
+        assert fed.result(5).checksum == publisher.confirmed.checksum
+        assert all(torch.equal(newcomer.held[name], tensor) for name, tensor in WEIGHTS)
+    finally:
+        gate.set()
+        publisher.close()
+        background.close()
+
+
+def test_a_copy_that_fails_stops_the_run_at_the_next_step(tmp_path):
+    shelf = Shelf(Store(tmp_path / "shelf", torch.float32), written=False, elsewhere=_here, on_close=_nothing)
+
+    def broken() -> Iterator[Any]:
+        raise PublicationError("no room")
+        yield
+
+    shelf.copy(broken(), version=0, checksum="c")
+    with pytest.raises(PublicationError, match="no room"):
+        shelf.wait()
+    shelf.close()

@@ -174,7 +174,7 @@ def build(
         prompts=prompts,
         producer=producer,
         loader=build_loader(config, queue, lane, console.silence, ranks.size if ranks else 1),
-        trainer=Accounted(trainer, ledger),
+        trainer=Accounted(trainer, ledger, before_step=publisher.may_move),
         publisher=publisher,
         ledger=ledger,
         evaluation=_evaluation(config, producer, template, lane, recorder),

@@ -14,7 +14,7 @@ from rondo.errors import ConfigError, PublicationError
 from rondo.launch.addresses import is_here, seen_from
 from rondo.observe.lane import Lane
 from rondo.rollout.background import Background
-from rondo.trainer.ensemble import AnyTrainer
+from rondo.trainer.ensemble import AnyTrainer, Ensemble
 from rondo.weights.broadcast import BroadcastTransport
 from rondo.weights.folder import publication_folder
 from rondo.weights.http import WeightServer
@@ -60,6 +60,7 @@ def build_publisher(
         probe=probe,
         probe_one=probe.one,
         shelf=_shelf(config, folder, transport),
+        apart=not isinstance(trainer, Ensemble),
         on_held=lambda member, confirmation: pool.confirm(member.seat, confirmation),
         on_failed=lambda member, reason: pool.lose(member.seat, reason),
         health_seconds=config.engines.health_seconds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,9 +24,10 @@ class Books(Protocol):
 class Accounted:
     """Stands where the trainer would stand."""
 
-    def __init__(self, trainer: AnyTrainer, books: Books) -> None:
+    def __init__(self, trainer: AnyTrainer, books: Books, *, before_step: Callable[[], None] = lambda: None) -> None:
         self._trainer = trainer
         self._books = books
+        self._before_step = before_step
 
     @property
     def tally(self) -> Tally:
@@ -48,6 +49,7 @@ class Accounted:
         self._trainer.accumulate(micro)
 
     def step(self) -> None:
+        self._before_step()
         self._trainer.step()
         self._books.step(self._trainer.hashes)
 

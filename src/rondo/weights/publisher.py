@@ -97,6 +97,7 @@ class Publisher:
         on_repeat: Callable[[str], None],
         lane: Lane,
         shelf: Shelf | None = None,
+        apart: bool = False,
         on_held: Callable[[Any, Confirmation], None] = lambda receiver, confirmation: None,
         on_failed: Callable[[Any, str], None] = lambda receiver, reason: None,
         probe_one: Callable[[Any], Coroutine[Any, Any, None]] | None = None,
@@ -112,6 +113,9 @@ class Publisher:
         self._on_repeat = on_repeat
         self._lane = lane
         self._shelf = shelf
+        # Weights may be read by another thread until the next step: then the copy is made beside the period's start.
+        self._later = shelf if apart and shelf is not None and not shelf.written else None
+        self._now = None if self._later is not None else shelf
         self._on_held = on_held  # in the engines' loop
         self._on_failed = on_failed  # in the engines' loop
         self._probe_one = probe_one
@@ -134,6 +138,11 @@ class Publisher:
                 self._publish(version, receivers)
             finally:
                 self._submit(self._close()).result()
+
+    def may_move(self) -> None:
+        """Returns when the weights may change: nothing is being copied from them any more."""
+        if self._later is not None:
+            self._later.wait()
 
     async def feed(self, receiver: Receiver) -> Confirmation | None:
         """Give a newcomer the last publication; None when a new one came between, and may have taken it along."""
@@ -192,6 +201,9 @@ class Publisher:
         self.confirmed = Publication(version=version, checksum=announced, engines=len(held))
         lost = self._probe(version, list(held)) or {}
         self._submit(self._settle(held, failed | dict(lost))).result()
+        if self._later is not None:
+            copied = buckets(self._weights(), dtype=self._dtype, limit=self._bucket_bytes)
+            self._later.copy(copied, version=version, checksum=announced)
 
     def _attempt(
         self, version: int, receivers: Sequence[Any], *, full: bool
@@ -217,8 +229,8 @@ class Publisher:
         total, untaken = Checksum(), deque[Future[Any]]()
         self.bytes = 0
         weights = self._weights()
-        if self._shelf is not None:
-            self._shelf.begin(version)
+        if self._now is not None:
+            self._now.begin(version)
         try:
             for place, bucket in enumerate(buckets(weights, dtype=self._dtype, limit=self._bucket_bytes)):
                 while len(untaken) >= UNTAKEN:
@@ -230,8 +242,8 @@ class Publisher:
                 untaken[-1].add_done_callback(self._taken(time.monotonic(), place, offer.bytes))
                 if offer.deliver is not None and not round_.failed:
                     _deliver(offer.deliver, round_)
-                if self._shelf is not None:
-                    self._shelf.put(bucket)
+                if self._now is not None:
+                    self._now.put(bucket)
                 for name, tensor in offer.tensors:
                     total.add(name, tensor)
                 self.bytes += offer.bytes
@@ -242,8 +254,8 @@ class Publisher:
                 pass
             for future in untaken:
                 future.cancel()
-        if self._shelf is not None:
-            self._shelf.seal(total.digest())
+        if self._now is not None:
+            self._now.seal(total.digest())
         return total.digest()
 
     def _taken(self, offered: float, number: int, size: int) -> Callable[[Future[Any]], None]:
@@ -271,6 +283,8 @@ class Publisher:
             self._on_failed(receiver, str(error))
 
     async def _feed(self, receiver: Receiver) -> Confirmation:
+        if self._later is not None:
+            await asyncio.to_thread(self._later.wait)
         if self._shelf is None or self._shelf.kept is None:
             raise PublicationError("no publication is kept: the next one will take it along")
         kept = self._shelf.kept
