@@ -18,10 +18,11 @@ demo: $(READY)  ## train a small model by reinforcement learning while you watch
 	@$(BIN)/rondo demo
 
 test: $(READY)  ## all tests that need neither a GPU nor a heavy install
-	$(BIN)/python -m pytest tests -m 'not heavy'
+	$(BIN)/python -m pytest tests -m 'not heavy' -n 2 --dist loadfile
 
 integration: $(READY)  ## the heavy ones: whole runs of many processes, and vLLM (installed in the cache folder once)
 	-@$(BIN)/python scripts/vllm_environment.py
+	-@$(BIN)/python scripts/browser.py
 	-@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/pip install --quiet --quiet --disable-pip-version-check \
 		--constraint constraints.txt 'ray>=2.50' || echo "NO RAY: the tests that need it are skipped"
 	$(BIN)/python -m pytest tests -m heavy -rs --durations=12

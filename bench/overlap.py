@@ -106,7 +106,7 @@ def median(lines: list[dict[str, float]], *states: str) -> float:
 def overlap_figures(synchronous: list[dict[str, float]], periodic: list[dict[str, float]]) -> dict[str, float]:
     """T_generate and T_train are read off the synchronous periods, where the one waits for the other."""
     figures = {
-        "T_generate": median(synchronous, "waiting for first group", "waiting for groups"),
+        "T_generate": median(synchronous, "waiting for first group", "waiting for groups", "waiting for rewards"),
         "T_train": median(synchronous, "training", "stepping"),
         "T_sync": median(synchronous, "total"),
         "T_periodic": median(periodic, "total"),

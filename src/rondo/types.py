@@ -43,6 +43,14 @@ class Response:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Moments:
+    """When an answer was on its way, in seconds of the producer's clock."""
+
+    sent: float
+    engine: tuple[float | None, float | None, float | None]  # admitted, first token, finished; None: it does not say
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """What an engine returned for one request: the n responses of one prompt."""
 
@@ -50,6 +58,7 @@ class Answer:
     boot: str  # changes whenever the engine's process does
     version: tuple[int, int]  # weights held when the first response started and when the last one ended
     responses: tuple[Response, ...]  # [G], in sample order
+    moments: Moments | None = field(default=None, compare=False)  # not kept with what was trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

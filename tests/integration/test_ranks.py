@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rondo.config import parse_config
+from rondo.observe.spans import read_periods
 from tests.integration.harness import rondo, started, survivors, wait_for
 
 pytestmark = pytest.mark.heavy
@@ -46,6 +47,9 @@ def test_in_exact_mode_one_rank_and_two_train_the_same_model(tmp_path, algorithm
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     processes = json.loads((outcome.folder / "processes.json").read_text())
     assert [process["role"] for process in processes] == ["launcher", "trainer-0", "trainer-1", "engine-0"]
+    seen = list(read_periods(outcome.folder))[-1]
+    assert {"trainer", "trainer-1"} <= seen.lanes.keys()  # from the second step on: their clocks have met
+    assert {span.kind for span in seen.lanes["trainer-1"]} >= {"training", "stepping"}
     for line in outcome.lines("metrics.jsonl"):
         assert line["groups_trained"] + line["groups_skipped"] == 8
         assert line["logp_gap_max"] < 1e-4  # what the engine got is what was trained

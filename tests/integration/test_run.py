@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rondo.observe.spans import MOMENTS, read_periods
 from rondo.weights.folder import publication_folder
 from tests.integration.harness import BASE, assert_nobody_left, rondo, started, wait_for
 
@@ -44,6 +46,23 @@ def test_metrics_have_a_line_per_period_whose_times_add_up(finished):
     assert [line["version"] for line in finished.lines("evals.jsonl")] == [0, 3]
     sample = finished.lines("samples.jsonl")[0]
     assert {"period", "prompt", "completion", "reward"} <= sample.keys()
+
+
+def test_spans_cover_the_run_without_a_gap_and_every_group_is_on_its_way_in_order(finished):
+    periods = list(read_periods(finished.folder))
+    assert [period.period for period in periods] == [0, 1, 2]
+    for before, after in pairwise(periods):
+        assert before.start + before.seconds == pytest.approx(after.start, abs=1e-3)
+    for period in periods:
+        for lane in period.lanes.values():
+            assert sum(span.seconds for span in lane) == pytest.approx(period.seconds, rel=0.01)
+        assert sorted(group["group"] for group in period.groups) == list(range(8))
+        for group in period.groups:
+            moments = [group[name] for name in MOMENTS]
+            assert None not in moments
+            assert moments == sorted(moments)
+        assert {span.kind for span in period.marks} == {"bucket", "forward", "backward"}
+        assert {group["engine"] for group in period.groups} <= set(period.engines)
 
 
 def test_the_resolved_config_and_the_processes_are_written_down(finished):

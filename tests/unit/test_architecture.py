@@ -88,6 +88,21 @@ def test_no_vendor_is_named_outside_the_modules_that_wrap_its_kernels():
             assert f'"{literal}' not in code, f"{path.relative_to(ROOT)} names {literal}"
 
 
+def test_a_metrics_library_is_imported_by_its_sink_alone():
+    for path in set(FILES) - {ROOT / "observe" / "sinks.py"}:
+        wrapped = {name for name in imports(path) if name.split(".")[0] in ("wandb", "trackio", "tensorboard")}
+        assert not wrapped, f"{path.relative_to(ROOT)} imports {wrapped}"
+
+
+def test_a_report_is_made_without_torch():
+    program = """
+import sys
+import rondo.report.data, rondo.report.page, rondo.report.live, rondo.observe.trace, rondo.observe.verdict
+sys.exit('torch' in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_files_and_functions_stay_small():
     for path in FILES:
         lines = path.read_text().splitlines()

@@ -16,7 +16,7 @@ RULE = Rule(wait=0.3, idle=0.5, periods=2)
 def line(wait: float, idle: float, engines: int = 2) -> dict[str, Any]:
     return {
         "trainer_seconds": {"training": 1 - wait, "waiting for groups": wait},
-        "engine_seconds": [{"idle": idle, "generating": 1 - idle, "lost": 7.0}] * engines,
+        "engine_seconds": [{"idle tail": idle, "generating": 1 - idle, "away": 7.0}] * engines,
         "engines_ready": engines,
     }
 

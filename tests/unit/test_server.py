@@ -296,7 +296,9 @@ def test_text_goes_in_and_comes_out_where_there_is_a_tokenizer() -> None:
     assert call.request.prompt == (2, 1)
     assert call.request.sampling.stop_token_ids == (3,)
     sample = Sample(token_ids=[1, 2, 3], logps=[-1.0, -2.0, -3.0], finish="stop")
-    result = Result(ticket=0, samples=(sample,), version=(0, 0), queued_seconds=0.0, running_seconds=0.0)
+    result = Result(
+        ticket=0, samples=(sample,), version=(0, 0), queued_seconds=0.0, running_seconds=0.0, moments=(0.0,) * 3
+    )
     (choice,) = completion(call, result, served)["choices"]
     assert choice["text"] == "one two three"
     assert choice["token_ids"] is None

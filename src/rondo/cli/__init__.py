@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from rondo.cli import children, engines, plan, prove, serve, start, train
+from rondo.cli import children, engines, plan, prove, report, serve, start, train
 from rondo.cli.app import app
 from rondo.errors import RondoError
 
-__all__ = ["app", "children", "engines", "main", "plan", "prove", "serve", "start", "train"]
+__all__ = ["app", "children", "engines", "main", "plan", "prove", "report", "serve", "start", "train"]
 
 
 def main() -> None:

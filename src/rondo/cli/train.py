@@ -63,4 +63,7 @@ def demo(
     typer.echo("")
     typer.echo("Try next, to see what the overlap brings: the same run, training only when all is generated:")
     rondo = "rondo" if shutil.which("rondo") else os.path.relpath(sys.argv[0])
-    typer.echo(f"  {rondo} demo --set schedule.mode=synchronous --run-dir runs/demo-synchronous")
+    beside = run_dir.with_name(run_dir.name + "-synchronous")
+    typer.echo(f"  {rondo} demo --set schedule.mode=synchronous --run-dir {beside}")
+    typer.echo("and both side by side, on one page:")
+    typer.echo(f"  {rondo} report {run_dir} --against {beside}")

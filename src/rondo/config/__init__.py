@@ -21,6 +21,7 @@ from rondo.config.engines import EnginesConfig
 from rondo.config.journal import JournalConfig
 from rondo.config.launch import LaunchConfig
 from rondo.config.mistakes import first_mistake
+from rondo.config.observe import ObserveConfig
 from rondo.config.section import Positive, Section
 from rondo.config.trainer import TrainerConfig
 from rondo.config.weights import WeightsConfig
@@ -125,6 +126,7 @@ class Config(Section):
     rewards: RewardsConfig
     eval: EvalConfig = EvalConfig()
     journal: JournalConfig = JournalConfig()
+    observe: ObserveConfig = ObserveConfig()
     launch: LaunchConfig = LaunchConfig()
 
     @model_validator(mode="after")

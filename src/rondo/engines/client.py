@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ from rondo.engines.protocol import EngineState
 from rondo.engines.vllm_control import BROKEN_VERSION, VllmControl
 from rondo.engines.vllm_tokens import FIELDS, PATH
 from rondo.errors import EngineError
-from rondo.types import Answer, Confirmation, Response, Sampling
+from rondo.observe.clock import Offset
+from rondo.types import Answer, Confirmation, Moments, Response, Sampling
 
 
 class HttpEngine:
@@ -29,6 +31,7 @@ class HttpEngine:
         self._vllm: VllmControl | None = None
         self._known = False  # which of the two it is
         self._updating = asyncio.Lock()
+        self._clock = Offset()
 
     async def health(self) -> None:
         await self._caller.get("/health")
@@ -57,9 +60,10 @@ class HttpEngine:
         }
         if sampling.ignore_eos:
             body["ignore_eos"] = True
+        sent = time.monotonic()
         answer = await (self._completion(body) if self._vllm is None else self._vouched(self._vllm, body))
         try:
-            return self._answer(answer, n=n, sampling=sampling)
+            return self._answer(answer, n=n, sampling=sampling, sent=sent)
         except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError) as error:
             raise NonsenseError(f"engine {self.url} answered nonsense: {error!r}", answer=answer) from error
 
@@ -113,6 +117,11 @@ class HttpEngine:
         if self._vllm is not None and (await self._vllm.read()).version == BROKEN_VERSION:
             raise EngineError(f"engine {self.url} {_BROKEN}")
         await self._caller.post("/resume")
+        if self._vllm is None and self._clock.stale:
+            await self._clock.measure(self._their_time)
+
+    async def _their_time(self) -> float:
+        return float((await self._caller.get("/rondo/state")).get("monotonic", 0.0))
 
     async def _meet(self) -> EngineState:
         """Find out whom we talk to, with all that a first look can find fault with."""
@@ -161,7 +170,7 @@ class HttpEngine:
             raise RestartedError(f"engine {self.url} was restarted while it answered: its responses are void")
         return answer | {"rondo": {"boot": after.boot, "version": [before.version, after.version]}}
 
-    def _answer(self, body: dict[str, Any], *, n: int, sampling: Sampling) -> Answer:
+    def _answer(self, body: dict[str, Any], *, n: int, sampling: Sampling, sent: float) -> Answer:
         choices = sorted(body["choices"], key=lambda choice: choice["index"])
         if [choice["index"] for choice in choices] != list(range(n)):
             raise ValueError(f"{n} samples were asked for, {len(choices)} came")
@@ -171,7 +180,16 @@ class HttpEngine:
             boot=body["rondo"]["boot"],
             version=(int(start), int(end)),
             responses=tuple(_response(choice, sampling) for choice in choices),
+            moments=Moments(sent=sent, engine=self._moments(body["rondo"].get("moments"), sent)),
         )
+
+    def _moments(self, told: Sequence[float] | None, sent: float) -> tuple[float | None, float | None, float | None]:
+        """The engine's own, on our clock; kept inside what we saw ourselves, for a measured offset has an error."""
+        if told is None:
+            return None, None, None
+        arrived = time.monotonic()
+        admitted, first, finished = (min(arrived, max(sent, self._clock.ours(float(moment)))) for moment in told)
+        return admitted, first, finished
 
 
 _BROKEN = "holds a failed weight update: no answers until a good one is finished"

@@ -168,6 +168,7 @@ def completion(
             "boot": served.boot,
             "version": list(result.version),
             "seconds": {"queued": result.queued_seconds, "running": result.running_seconds},
+            "moments": list(result.moments),
         },
     }
 

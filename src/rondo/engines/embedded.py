@@ -57,6 +57,7 @@ class Result:
     version: tuple[int, int]  # weights when the prompt was run and when the last sample ended
     queued_seconds: float
     running_seconds: float
+    moments: tuple[float, float, float]  # admitted, first token, finished; on this process's monotonic clock
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -67,6 +68,7 @@ class _Job:
     request: Request
     submitted: float
     started: float = 0.0
+    first_token: float = 0.0
     version: int = BASE_VERSION
     prompt: PromptState | None = None
     admitted: int = 0  # samples that were given a slot
@@ -166,7 +168,8 @@ class EmbeddedEngine:
         """Give free slots to samples in order of arrival, and draw their first tokens."""
         rows: list[int] = []
         logits: list[torch.Tensor] = []
-        for job, count in self._next_jobs():
+        jobs = self._next_jobs()
+        for job, count in jobs:
             assert job.prompt is not None
             request, taken = job.request, self.slots.take(count)
             self.slots.start(
@@ -186,7 +189,7 @@ class EmbeddedEngine:
                 job.prompt = None
             else:
                 self._partial.append(job)
-        return self._draw(np.asarray(rows), torch.cat(logits))
+        return self._draw(np.asarray(rows), torch.cat(logits), begun=[job for job, _ in jobs])
 
     def _next_jobs(self) -> list[tuple[_Job, int]]:
         """Jobs whose samples are next in line and how many of each fit; their prompts have been run."""
@@ -238,10 +241,12 @@ class EmbeddedEngine:
         slots.lengths[:active] += 1
         return self._draw(slice(0, active), logits_RV[:active])
 
-    def _draw(self, rows: slice | np.ndarray, logits: torch.Tensor) -> list[Result]:
+    def _draw(self, rows: slice | np.ndarray, logits: torch.Tensor, begun: Sequence[_Job] = ()) -> list[Result]:
         tokens, logps = sample(logits.float(), self.slots.draws(rows))
         self.tokens += len(tokens)
         done = self.slots.record(rows, tokens.cpu().numpy(), logps.cpu().numpy()).tolist()
+        for job in begun:
+            job.first_token = job.first_token or time.monotonic()
         results = []
         for row in done:
             job = self._jobs[int(self.slots.owners[row])]
@@ -258,12 +263,14 @@ class EmbeddedEngine:
         job.samples[int(self.slots.samples[row])] = Sample(token_ids=token_ids, logps=logps, finish=finish)
 
     def _result(self, job: _Job) -> Result:
+        now = time.monotonic()
         return Result(
             ticket=job.ticket,
             samples=tuple(job.samples[index] for index in range(job.request.n)),
             version=(job.version, self.version),
             queued_seconds=job.started - job.submitted,
-            running_seconds=time.monotonic() - job.started,
+            running_seconds=now - job.started,
+            moments=(job.started, job.first_token or now, now),
         )
 
     def _move(self, source: int, target: int) -> None:

@@ -17,6 +17,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ class Endpoints:
                 "busy_seconds": engine.busy_seconds,
                 "tokens": engine.tokens,
                 "prefix_resets": self._prefix_resets,
+                "monotonic": time.monotonic(),
             }
         )
 

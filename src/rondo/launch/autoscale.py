@@ -22,6 +22,7 @@ from typing import Any
 from rondo.engines.bearer import TOKEN
 
 WAITING = ("waiting for first group", "waiting for groups")
+IDLE = ("idle tail", "starved")
 RUN = "RONDO_RUN"
 
 
@@ -44,10 +45,11 @@ class Shares:
 def shares_of(line: Mapping[str, Any]) -> Shares:
     trainer: Mapping[str, float] = line["trainer_seconds"]
     lanes: Sequence[Mapping[str, float]] = line["engine_seconds"]
-    ready = sum(lane.get("idle", 0.0) + lane.get("generating", 0.0) for lane in lanes)
+    unused = sum(lane.get(state, 0.0) for lane in lanes for state in IDLE)
+    ready = unused + sum(lane.get("generating", 0.0) for lane in lanes)
     return Shares(
         wait=sum(trainer.get(state, 0.0) for state in WAITING) / (sum(trainer.values()) or 1.0),
-        idle=sum(lane.get("idle", 0.0) for lane in lanes) / (ready or 1.0),
+        idle=unused / (ready or 1.0),
         engines=int(line.get("engines_ready", len(lanes))),
     )
 

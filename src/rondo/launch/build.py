@@ -20,6 +20,7 @@ from rondo.errors import StorageError
 from rondo.launch.autoscale import Autoscaler, Rule
 from rondo.launch.build_ledger import build_ledger
 from rondo.launch.build_loader import build_loader
+from rondo.launch.build_observe import build_sinks, build_watch
 from rondo.launch.build_producer import build_scorer, producer_settings
 from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
@@ -33,6 +34,8 @@ from rondo.observe.diagnosis import Waits
 from rondo.observe.lane import Lane
 from rondo.observe.ledger import Ledger
 from rondo.observe.recorder import Recorder
+from rondo.observe.sinks import Sinks
+from rondo.observe.spans import SpanBook
 from rondo.prompts.dataset import Dataset, read_rows
 from rondo.prompts.stream import PromptStream
 from rondo.prompts.template import Template
@@ -67,11 +70,13 @@ class Built:
     background: Background
     session: aiohttp.ClientSession
     scorer: RewardRunner
+    sinks: Sinks
     fleet: Fleet
     control: Control
     autoscaler: Autoscaler | None
 
     def close(self) -> None:
+        self.sinks.close()
         if self.autoscaler is not None:
             self.autoscaler.close()
         self.background.call(self.control.close())
@@ -100,6 +105,7 @@ def build(
     lane, waits = Lane("preparing"), waits or Waits()
     tokenizer = AutoTokenizer.from_pretrained(asset_or_path(config.model.path))
     background = Background("producer")
+    sinks = build_sinks(config, folder, background, console)
     scorer = build_scorer(config, folder, warn=console.warn)
     background.call(scorer.start())
     session = background.call(open_session())
@@ -107,17 +113,17 @@ def build(
     fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn, token=run_token(folder))
     pool = fleet.pool
     watch_pool(pool, waits)
+    spans = SpanBook(folder, seats=lambda: [(seat.engine.url, seat.lane) for seat in list(pool.seats)])
 
     def engines() -> int:
-        with waits.awaiting("a sign that they are ready", "the engines"):
+        with waits.awaiting("a sign that they are ready", "the engines"), console.step("waiting for the engines"):
             return background.call(fleet.gather())
 
     warming = _warm_up(config, device or device_of(config.trainer.device))
     # An engine that measures the memory it may use must not see the trainer take some at the same time.
     context = engines() if config.shares_device else 0
-    own = build_trainer(  # else while the engines start
-        config, lane, ranks=ranks, device=device, on_fallback=console.warn
-    )
+    with console.step("loading the model"):  # else while the engines start
+        own = build_trainer(config, lane, ranks=ranks, device=device, on_fallback=console.warn)
     trainer: AnyTrainer = own
     if isinstance(ranks, Joined):
         trainer = Ensemble(own=own, ranks=ranks, micro_tokens=config.trainer.micro_tokens)
@@ -143,16 +149,21 @@ def build(
     recorder = Recorder(
         folder=folder,
         lane=lane,
-        engine_lanes=lambda: [seat.lane for seat in pool.seats],
+        spans=spans,
         trainer_tally=lambda: trainer.tally,
-        counters=lambda: _counters(pool, scorer, producer, background, ledger, publisher, probe),
+        counters=lambda: {
+            **_counters(pool, scorer, producer, background, ledger, publisher, probe),
+            "console_seconds": console.take_seconds(),
+        },
         decode=decode,
-        show=_shown(console, autoscaler),
+        show=_shown(console, sinks, autoscaler),
+        samples=config.observe.samples,
+        other_ranks=own.take_others,
     )
 
     def settled(group: Group, kept: bool) -> None:
         ledger.group(group, kept)
-        recorder.saw(group)
+        recorder.saw(group, kept)
 
     producer = Producer(
         background=background,
@@ -178,6 +189,7 @@ def build(
         warn=console.warn,
         lane=lane,
     )
+    console.watch(build_watch(config, lane, spans, recorder, pool, lambda: publisher.confirmed))
     control = _attend(config, folder, fleet, publisher, background, queue)
     run = Run(
         prompts=prompts,
@@ -201,6 +213,7 @@ def build(
         background=background,
         session=session,
         scorer=scorer,
+        sinks=sinks,
         fleet=fleet,
         control=control,
         autoscaler=autoscaler,
@@ -269,9 +282,10 @@ def _attend(
     return control
 
 
-def _shown(console: Console, autoscaler: Autoscaler | None) -> Callable[[dict[str, Any]], None]:
+def _shown(console: Console, sinks: Sinks, autoscaler: Autoscaler | None) -> Callable[[dict[str, Any]], None]:
     def shown(line: dict[str, Any]) -> None:
         console.show(line)
+        sinks.write(line)
         if autoscaler is not None and "period" in line:
             autoscaler.saw(line)
 

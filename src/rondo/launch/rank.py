@@ -105,7 +105,11 @@ def lead(
     """Rank 0's life, in a process of its own or in that of a test."""
     sys.setswitchinterval(0.001)  # the producer's thread must not wait long behind the training thread
     (folder / "logs").mkdir(exist_ok=True)  # the launcher's, where there is one
-    console = Console(total=config.schedule.periods)
+    console = Console(
+        total=config.schedule.periods,
+        synchronous=config.schedule.mode == "synchronous",
+        ranks=config.trainer.ranks,
+    )
     console.preparing(config)
     waits = Waits()
     watch = Watch(waits=waits, silence_seconds=config.launch.silence_seconds, say=console.diagnosis, signals=signals)
@@ -120,12 +124,13 @@ def lead(
         start = _resumed(config, built, folder, queue, console, waits, ranks.size) if resume else 0
         forget_from(folder, start)
         console.begin(start, built.own.model.policy.num_parameters(), len(run.prompts.dataset))
-        run.recorder.begin()
+        run.recorder.begin(start)
         _loop(config, built, start)
         _save_model(config, built, folder)
         run.trainer.close()
         console.end(folder)
     finally:
+        console.close()
         if built is not None:
             built.close()
         watch.close()
@@ -146,9 +151,9 @@ def _resumed(
         if period.period not in told_periods(folder, "certificate.jsonl"):
             run.ledger.write(period.end)
         if period.period not in told_periods(folder, "metrics.jsonl"):
-            forget_from(folder, period.period, ["samples.jsonl"])
-            for group, _ in period.settled:
-                run.recorder.saw(group)
+            forget_from(folder, period.period, ["samples.jsonl", "spans.jsonl"])
+            for group, kept in period.settled:
+                run.recorder.saw(group, kept)
             run.recorder.finish(period.period)
         run.checkpoints.finish(period.period)
 

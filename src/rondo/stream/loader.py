@@ -93,7 +93,8 @@ class Loader:
             skipped = tuple(group for group in taken if not self._has_gradient(group))
             for group in filter(self._has_gradient, taken):
                 backlog += parts_of(group, self._settings.micro_tokens)
-            pack = next(packs(backlog, self._settings.micro_tokens, self._settings.ranks), ())
+            with self._lane.doing("packing"):
+                pack = next(packs(backlog, self._settings.micro_tokens, self._settings.ranks), ())
             backlog = backlog[len(pack) :]
             began = time.monotonic()
             yield MicroBatch(parts=pack, skipped=skipped)

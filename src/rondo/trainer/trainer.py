@@ -17,7 +17,7 @@ import torch
 
 from rondo.attention.layout import Layout, auto_layout, separate_layout, shared_prompt_layout
 from rondo.errors import NonFiniteGradientError
-from rondo.observe.lane import Lane
+from rondo.observe.lane import Lane, Stretch, on_our_clock
 from rondo.observe.metrics import Tally
 from rondo.trainer.accumulate import Accumulator, FloatSum, IntegerSum
 from rondo.trainer.fingerprint import fingerprint
@@ -78,6 +78,8 @@ class Trainer:
         # Sharded parameters are gathered in every pass: all ranks run the same number of them.
         self._lockstep = self._ranks.size > 1 and not settings.exact
         self._unreduced = False  # gradients of this rank alone are held somewhere
+        self._met = 0.0  # when all ranks last left the same exchange
+        self._others: dict[int, list[Stretch]] = {}
         self._begin_update()
 
     def begin_period(self) -> None:
@@ -91,7 +93,8 @@ class Trainer:
         """
         self.count(micro)
         if micro.parts or self._lockstep:
-            with self._lane.doing("training"):
+            indices = [part.group.index for part in micro.parts]
+            with self._lane.doing("training", indices, sum(part.tokens for part in micro.parts)):
                 self._micros.append(micro)
                 if self._lockstep and self._settings.reduce_once:
                     self.model.reduce_gradients(False)
@@ -213,10 +216,20 @@ class Trainer:
     def _gather_tally(self) -> None:
         """Rank 0 holds the tally of all."""
         if self._ranks.size > 1:
-            tallies = self._ranks.exchange(self.tally.dump())
+            mine = [] if self._ranks.rank == 0 else self._lane.cut().stretches
+            told = self._ranks.exchange({"tally": self.tally.dump(), "lane": mine, "met": self._met})
             self.tally = Tally()
-            for tally in tallies if self._ranks.rank == 0 else ():
-                self.tally.merge(tally)
+            for rank, other in enumerate(told if self._ranks.rank == 0 else ()):
+                self.tally.merge(other["tally"])
+                if rank and self._met:
+                    found = on_our_clock(other["lane"], theirs=other["met"], ours=self._met)
+                    self._others.setdefault(rank, []).extend(found)
+            self._met = time.monotonic()
+
+    def take_others(self) -> dict[int, list[Stretch]]:
+        """On rank 0: what the other ranks did up to the last step, on this rank's clock."""
+        others, self._others = self._others, {}
+        return others
 
     def divisor(self) -> int:
         """Of the gradient: what was counted so far, on this rank until the ranks have added up."""
@@ -231,6 +244,7 @@ class Trainer:
             idle_N = self.model.logps(IDLE_ROW.to(self.device)).policy_N
             (idle_N.sum() * 0).backward()  # type: ignore[no-untyped-call]
             return
+        began = time.monotonic()
         layout = self._layout(micro.parts)
         logps = self.model.logps(layout)
         like = partial(torch.tensor, dtype=logps.policy_N.dtype, device=self.device)
@@ -251,7 +265,12 @@ class Trainer:
             lengths_M=layout.lengths_M,
         )
         loss = self._objective(batch, tally)
+        computed = time.monotonic()
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.device.type == "cpu":  # elsewhere both are only on their way
+            tokens = layout.tokens_T.numel()
+            self._lane.mark("forward", began, computed, tokens)
+            self._lane.mark("backward", computed, time.monotonic(), tokens)
         self._loss += loss.detach()
         self._measure(logps.policy_N.detach(), logps.old_N, engine_N, layout, tally)
 

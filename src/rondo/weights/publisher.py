@@ -18,6 +18,7 @@ publication that starts meanwhile ends that and takes the newcomer along.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -231,13 +232,14 @@ class Publisher:
         if self._now is not None:
             self._now.begin(version)
         try:
-            for bucket in buckets(weights, dtype=self._dtype, limit=self._bucket_bytes):
+            for place, bucket in enumerate(buckets(weights, dtype=self._dtype, limit=self._bucket_bytes)):
                 while len(untaken) >= UNTAKEN:
                     untaken.popleft().result()
                 offer = self._transport.offer(bucket)
                 if offer.deliver is not None and round_.failed:  # those who were told would wait for it
                     round_.fail_all(PublicationError("an engine fell out of the broadcast"))
                 untaken.append(self._submit(_offer(round_, {**offer.info, "version": version})))
+                untaken[-1].add_done_callback(self._taken(time.monotonic(), place, offer.bytes))
                 if offer.deliver is not None and not round_.failed:
                     _deliver(offer.deliver, round_)
                 if self._now is not None:
@@ -255,6 +257,9 @@ class Publisher:
         if self._now is not None:
             self._now.seal(total.digest())
         return total.digest()
+
+    def _taken(self, offered: float, number: int, size: int) -> Callable[[Future[Any]], None]:
+        return lambda _: self._lane.mark("bucket", offered, time.monotonic(), number, size)
 
     async def _living(self, failed: Mapping[Any, Exception]) -> list[Any]:
         """Those of the failed that give a sign of life: worth a second attempt."""
