@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import aiohttp
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
@@ -20,14 +19,15 @@ from rondo.errors import StorageError
 from rondo.launch.autoscale import Autoscaler, Rule
 from rondo.launch.build_ledger import build_ledger
 from rondo.launch.build_loader import build_loader
-from rondo.launch.build_observe import build_sinks, build_watch
-from rondo.launch.build_producer import build_scorer, producer_settings
+from rondo.launch.build_observe import build_watch
+from rondo.launch.build_outside import Outside, build_outside
+from rondo.launch.build_producer import producer_settings
 from rondo.launch.build_publisher import build_publisher
 from rondo.launch.build_trainer import build_trainer
 from rondo.launch.control import Control
-from rondo.launch.fleet import Fleet, open_session
+from rondo.launch.fleet import Fleet
 from rondo.launch.join import device_of
-from rondo.launch.waits import watch_pool, watch_requests, watch_trainer
+from rondo.launch.waits import watch_trainer
 from rondo.loop import Run
 from rondo.observe.console import Console
 from rondo.observe.diagnosis import Waits
@@ -67,25 +67,20 @@ class Built:
     journal: Journal | None
     recalled: Recalled
     tokenizer: Any
-    background: Background
-    session: aiohttp.ClientSession
-    scorer: RewardRunner
-    sinks: Sinks
-    fleet: Fleet
+    outside: Outside
     control: Control
     autoscaler: Autoscaler | None
 
     def close(self) -> None:
-        self.sinks.close()
+        outside = self.outside
+        outside.sinks.close()
         if self.autoscaler is not None:
             self.autoscaler.close()
-        self.background.call(self.control.close())
-        self.background.call(self.fleet.keeper.close())
+        outside.background.call(self.control.close())
+        outside.background.call(outside.fleet.keeper.close())
         self.run.producer.abandon()  # else its requests would fail, loudly, when their connections close
         self.run.publisher.close()
-        self.background.call(self.scorer.close())
-        self.background.call(self.session.close())
-        self.background.close()
+        outside.close()
         if self.journal is not None:  # what has not been written yet was not trained: a full disk said so already
             with suppress(StorageError):
                 self.journal.close()
@@ -104,15 +99,8 @@ def build(
     """Rank 0's part: all but the other ranks' trainers."""
     lane, waits = Lane("preparing"), waits or Waits()
     tokenizer = AutoTokenizer.from_pretrained(asset_or_path(config.model.path))
-    background = Background("producer")
-    sinks = build_sinks(config, folder, background, console)
-    scorer = build_scorer(config, folder, warn=console.warn)
-    background.call(scorer.start())
-    session = background.call(open_session())
-    watch_requests(session, waits)
-    fleet = Fleet(config, folder, session=session, queue=queue, warn=console.warn, token=run_token(folder))
-    pool = fleet.pool
-    watch_pool(pool, waits)
+    outside = build_outside(config, folder, queue=queue, console=console, waits=waits)
+    background, scorer, fleet, pool = outside.background, outside.scorer, outside.fleet, outside.fleet.pool
     spans = SpanBook(folder, seats=lambda: [(seat.engine.url, seat.lane) for seat in list(pool.seats)])
 
     def engines() -> int:
@@ -156,7 +144,7 @@ def build(
             "console_seconds": console.take_seconds(),
         },
         decode=decode,
-        show=_shown(console, sinks, autoscaler),
+        show=_shown(console, outside.sinks, autoscaler),
         samples=config.observe.samples,
         other_ranks=own.take_others,
     )
@@ -210,11 +198,7 @@ def build(
         journal=journal,
         recalled=recalled,
         tokenizer=tokenizer,
-        background=background,
-        session=session,
-        scorer=scorer,
-        sinks=sinks,
-        fleet=fleet,
+        outside=outside,
         control=control,
         autoscaler=autoscaler,
     )
