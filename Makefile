@@ -25,7 +25,7 @@ integration: $(READY)  ## the heavy ones: whole runs of many processes, and vLLM
 	-@$(BIN)/python scripts/browser.py
 	-@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/pip install --quiet --quiet --disable-pip-version-check \
 		--constraint constraints.txt 'ray>=2.50' || echo "NO RAY: the tests that need it are skipped"
-	$(BIN)/python -m pytest tests -m heavy -rs --durations=12
+	$(BIN)/python -m pytest tests -m heavy -n 2 --dist loadfile -rs --durations=12
 
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .

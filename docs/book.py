@@ -25,11 +25,6 @@ HERE = Path(__file__).parent
 GENERATED = ("configuration.md", "commands.md", "decisions/index.md")
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    config.nav = [entry for entry in (_present(entry) for entry in config.nav or []) if entry]
-    return config
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {"configuration.md": configuration(), "commands.md": commands(), "decisions/index.md": decisions()}
     assert tuple(pages) == GENERATED
@@ -104,15 +99,6 @@ def decisions() -> str:
         title = path.read_text().splitlines()[0].lstrip("# ")
         lines.append(f"- [{title}]({path.name})")
     return "\n".join(lines) + "\n"
-
-
-def _present(entry: Any) -> Any:
-    """A navigation entry without the pages that are not there."""
-    if isinstance(entry, str):
-        return entry if entry in GENERATED or (HERE / entry).exists() else None
-    ((title, below),) = entry.items()
-    kept = _present(below) if isinstance(below, str) else [inner for inner in map(_present, below) if inner]
-    return {title: kept} if kept else None
 
 
 def _argument(parameter: Any) -> str:

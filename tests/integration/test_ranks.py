@@ -22,7 +22,6 @@ INVARIANT = ("engines.batch_invariant=true", "engines.max_model_len=32", "engine
 
 
 ALGORITHMS = {
-    "plain": (),
     "filtered": ("algorithm.name=dapo",),
     "KL in the reward, filtered": (
         "algorithm.name=rloo", "algorithm.kl.coefficient=0.05", "algorithm.filter=nonzero-spread",

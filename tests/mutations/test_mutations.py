@@ -178,6 +178,7 @@ def red_tests(name: str, folder: Path) -> tuple[list[str], str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=240,  # a guard that hangs where it should fail
     )
     lines = done.stdout.splitlines()
     return [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR "))], done.stdout

@@ -94,7 +94,7 @@ def test_the_synchronous_loader_yields_nothing_before_the_last_group():
     groups = groups_of([[1], [1], [1]])
     loader = loader_over(groups, synchronous=True, arrival=groups[:2])
     first = []
-    thread = threading.Thread(target=lambda: first.extend(next(loader.updates(0))))
+    thread = threading.Thread(target=lambda: first.extend(next(loader.updates(0))), daemon=True)
     thread.start()
     thread.join(timeout=0.2)
     assert thread.is_alive()

@@ -188,7 +188,9 @@ class RayLauncher:
             say=_say,
         )
         self._signals, self._told_to_end = 0, False
+        self._question = False
         self._handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_question)
 
     def start(self, *, overwrite: bool) -> Path:
         """Place everything, prepare the run's folder on rank 0's machine, then start all children at once."""
@@ -227,6 +229,9 @@ class RayLauncher:
                 leader.say("deliver", self._news.changes())
                 self._write_processes()
             progress.tell(self._posts.loading)
+            if self._question:
+                self._question = False
+                leader.say("ask_what_is_awaited")
             if self._signals and not self._told_to_end:
                 self._told_to_end = True
                 leader.say("ask_to_end")
@@ -362,6 +367,9 @@ class RayLauncher:
         aside = self._folder / "processes.partial"
         aside.write_text(json.dumps(records, indent=2) + "\n")
         os.replace(aside, self._folder / "processes.json")
+
+    def _on_question(self, number: int, frame: FrameType | None) -> None:
+        self._question = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1  # Ray's own calls are not made in the middle of another: the loop looks at it

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Mapping
@@ -80,7 +81,9 @@ class Warden:
         if self._run is None:
             self._config.write(self._own / "config.json")
         folder = self._run or self._own
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # a question must not end it before it listens
         self._start(["rank", str(folder), *(["--resume"] if resume else [])], environment)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
     def start_engine(self, number: int, environment: Mapping[str, str], *, alone: bool) -> None:
         """`alone`: nobody on another machine wants to speak to it."""
@@ -118,6 +121,10 @@ class Warden:
             obituary=ended.obituary().replace(f"; its log: {ended.log}", "") if ended else "",
             sentence=ended.last_error() if ended else None,
         )
+
+    def ask_what_is_awaited(self) -> None:
+        if self._child is not None and self._child.exit_code is None:
+            os.kill(self._child.pid, signal.SIGUSR1)
 
     def ask_to_end(self) -> None:
         if self._child is not None:
