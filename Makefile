@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test integration soak check bench docs clean
+.PHONY: long setup demo test integration soak check bench docs clean
 
 setup: $(READY)
 
@@ -25,12 +25,15 @@ integration: $(READY)  ## the heavy ones: whole runs of many processes, and vLLM
 	-@$(BIN)/python scripts/browser.py
 	-@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/pip install --quiet --quiet --disable-pip-version-check \
 		--constraint constraints.txt 'ray>=2.50' || echo "NO RAY: the tests that need it are skipped"
-	$(BIN)/python -m pytest tests -m heavy -n 2 --dist loadfile -rs --durations=12
+	$(BIN)/python -m pytest tests -m 'heavy and not long' -n 2 --dist loadfile -rs --durations=12
 
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+long: $(READY)  ## further cases of the heavy ones
+	$(BIN)/python -m pytest tests -m long -n 2 --dist loadfile
 
 soak: $(READY)  ## a run that is hurt 200 times, beside a calm one; 10,000 malformed requests
 	$(BIN)/python -m tests.soak.soak --faults 200

@@ -35,7 +35,12 @@ def apart(found, expected):
 
 @pytest.mark.parametrize(
     ("kind", "recompute"),
-    [("three models", False), ("separate rows", True), ("adapters", True), ("bfloat16", False)],
+    [
+        ("three models", False),
+        ("bfloat16", False),
+        pytest.param("separate rows", True, marks=pytest.mark.long),
+        pytest.param("adapters", True, marks=pytest.mark.long),
+    ],
 )
 def test_compiled_layers_give_the_gradient_of_plain_ones_and_are_compiled_once(kind, recompute):
     torch._dynamo.reset()

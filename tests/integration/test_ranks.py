@@ -30,7 +30,10 @@ ALGORITHMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm",
+    ["filtered", *(pytest.param(name, marks=pytest.mark.long) for name in ALGORITHMS if name != "filtered")],
+)
 def test_in_exact_mode_one_rank_and_two_train_the_same_model(tmp_path, algorithm):
     """Live, in order of arrival: the samples are the same by their seeds, the weights by exact sums."""
     models = []

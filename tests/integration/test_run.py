@@ -91,7 +91,9 @@ EXACT = ("schedule.order=prompt", "engines.batch_invariant=true", "engines.max_m
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])  # DAPO filters: a period's last prompt is not known before
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param("grpo", marks=pytest.mark.long), "dapo"]
+)  # DAPO filters: a period's last prompt is not known before
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, algorithm):
     """Interrupted by Ctrl-C in the middle of a period; the samples are the same, so the weights must be."""
     settings = (*EXACT, "schedule.periods=6", f"algorithm.name={algorithm}")

@@ -33,7 +33,13 @@ def test_a_config_is_trained_and_proved_in_every_mode(tmp_path):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("settings", [(), ("trainer.accumulation=exact",)], ids=["sharded", "exact"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param((), id="sharded", marks=pytest.mark.long),
+        pytest.param(("trainer.accumulation=exact",), id="exact"),
+    ],
+)
 def test_a_run_of_two_engines_and_two_ranks_is_proved_and_replayed(tmp_path, settings):
     outcome = rondo(
         tmp_path,
