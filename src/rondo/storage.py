@@ -1,8 +1,9 @@
-"""Was it the disk? Libraries wrap what the system says, or do not say it at all."""
+"""The disk: what was written is really there; and was it the disk? Libraries wrap what the system says, or do not."""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -19,3 +20,12 @@ def storage_sentence(folder: Path, error: BaseException) -> str:
     if shutil.disk_usage(folder).free < FULL:
         return f"the disk of {folder} is full: make room and go on with --resume"
     return ""
+
+
+def sync(path: Path) -> None:
+    """A file or folder onto the disk: it survives a loss of power, and other hosts see it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -274,3 +274,21 @@ def test_an_answer_during_which_the_version_changed_says_so():
         return (await engine.generate([5], n=1, seed=0, sampling=SAMPLING)).version
 
     assert drive(server.application(), scenario) == (3, 4)
+
+
+def test_an_answer_without_end_is_refused_and_not_kept_in_memory(monkeypatch):
+    monkeypatch.setattr("rondo.engines.http.LARGEST_ANSWER", 1 << 20)
+    sent = []
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse()
+        await reply.prepare(request)
+        for _ in range(200):
+            sent.append(await reply.write(b" " * (1 << 20)))
+        return reply
+
+    application = web.Application()
+    application.router.add_get("/rondo/state", endless)
+    with pytest.raises(EngineError, match="answered /rondo/state with more than 1 MB"):
+        first_look(application)
+    assert len(sent) < 200

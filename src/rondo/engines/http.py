@@ -12,6 +12,8 @@ import aiohttp
 
 from rondo.errors import EngineError, UnreachableError
 
+LARGEST_ANSWER = 1 << 28  # bytes: a group's tokens with their log-probs are far below
+
 
 class RefusedError(EngineError):
     """The server answered, and not with success."""
@@ -52,7 +54,7 @@ class Caller:
             async with self._session.request(
                 method, self.url + path, json=body, timeout=self._timeout, headers=self._headers
             ) as reply:
-                text = await reply.text()
+                text = await self._text(reply, path)
         except TimeoutError:
             raise UnreachableError(
                 f"engine {self.url} did not answer {path} within {self._timeout.total:g} s"
@@ -69,6 +71,24 @@ class Caller:
                 f"engine {self.url} answered {path} with something that is not JSON: {error}"
             ) from None
         return answer if isinstance(answer, dict) else {}
+
+    async def _text(self, reply: aiohttp.ClientResponse, path: str) -> str:
+        body = await _limited(reply)
+        if body is None:
+            raise NonsenseError(
+                f"engine {self.url} answered {path} with more than {LARGEST_ANSWER >> 20} MB", answer="too long to keep"
+            )
+        return body.decode(errors="replace")
+
+
+async def _limited(reply: aiohttp.ClientResponse) -> bytes | None:
+    """The whole body; None: it is longer than any answer may be."""
+    body = bytearray()
+    async for chunk in reply.content.iter_chunked(1 << 20):
+        body += chunk
+        if len(body) > LARGEST_ANSWER:
+            return None
+    return bytes(body)
 
 
 def _cause(error: Exception) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rondo.errors import StorageError, UserError
 from rondo.observe.lane import Lane
-from rondo.storage import storage_sentence
+from rondo.storage import storage_sentence, sync
 from rondo.trainer.ensemble import AnyTrainer
 from rondo.weights.checksum import checksum
 
@@ -59,7 +59,7 @@ class Checkpoints:
             self._trainer.write(aside)
             (aside / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
             for written in (*aside.rglob("*"), aside):  # a rename must not be on disk before what it names
-                _sync(written)
+                sync(written)
         except BaseException as error:  # as which torch raises what went wrong on any rank
             sentence = storage_sentence(self._folder, error)
             shutil.rmtree(aside, ignore_errors=True)  # half a checkpoint is of no use, and its room may be
@@ -68,7 +68,7 @@ class Checkpoints:
             raise
         shutil.rmtree(path, ignore_errors=True)
         os.replace(aside, path)
-        _sync(self._folder)
+        sync(self._folder)
         for old in self.paths()[: -self._keep]:
             shutil.rmtree(old)
         return path
@@ -89,11 +89,3 @@ class Checkpoints:
         if found != progress.weights:
             raise UserError(f"{path} is damaged: its weights have checksum {found}, not {progress.weights}: remove it")
         return progress
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from rondo.errors import PublicationError
+from rondo.storage import sync
 from rondo.weights.bucket import Bucket, Named
 from rondo.weights.folder import SHARED_MEMORY, make_publication_folder, remove_publication_folder
 
@@ -48,7 +49,7 @@ class Store:
             for (_, target), (_, source) in zip(stored.tensors, self._here(bucket), strict=True):
                 target.copy_(source)  # casts and writes in one pass
         if self._flush:
-            _sync(stored.path)
+            sync(stored.path)
         return stored
 
     def held(self, bucket: Bucket, *, version: int) -> Stored:
@@ -124,12 +125,3 @@ def _create(path: Path, header: bytes, bucket: Bucket, dtype: torch.dtype) -> St
         views.append((name, data[offset : offset + tensor.numel()].view(tensor.shape)))
         offset += tensor.numel()
     return Stored(path=path, tensors=tuple(views), bytes=size)
-
-
-def _sync(path: Path) -> None:
-    """Onto the disk, for readers on other hosts."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
