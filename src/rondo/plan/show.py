@@ -56,7 +56,11 @@ def show(plan: Plan, console: Console) -> None:
     if len(plan.splits) > ROWS:
         console.print(f"and {len(plan.splits) - ROWS} slower splits (--json shows all)")
     console.print(_table("other batches (prompts x group size), each on its best split", plan.sizes[:ROWS], sizes=True))
-    console.print("synchr.: the same under the synchronous schedule; busy: engines, trainer", highlight=False)
+    console.print(
+        "synchr.: the same under the synchronous schedule; trained/s: responses of groups that have a gradient; "
+        "busy: engines, trainer",
+        highlight=False,
+    )
     console.print()
     console.print(sentence(plan), soft_wrap=True, highlight=False)
     for text in caveats(plan):
@@ -90,7 +94,7 @@ def _record(found: Prediction) -> dict[str, Any]:
 
 def _table(title: str, rows: tuple[Prediction, ...], *, sizes: bool = False) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ["engines", "ranks", *(["batch"] if sizes else []), "period", "synchr.", "resp./s", "busy"]
+    names = ["engines", "ranks", *(["batch"] if sizes else []), "period", "synchr.", "trained/s", "busy"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
@@ -102,7 +106,9 @@ def _table(title: str, rows: tuple[Prediction, ...], *, sizes: bool = False) -> 
             *([f"{setting.prompts} x {setting.group_size}"] if sizes else []),
             _seconds(outcome.seconds),
             _seconds(found.synchronous),
-            f"{found.samples_per_second:.3g}",
+            f"{found.samples_per_second:,.0f}"
+            if found.samples_per_second >= 100
+            else f"{found.samples_per_second:.3g}",
             f"{outcome.engine_share:.0%} {outcome.trainer_share:.0%}",
             found.bound,
         )
